@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Thin: every recipe calls a script with the variables that were given.
+.DEFAULT_GOAL := help
+.SILENT:
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+HOST_PYTHON ?= python3
+TOOLS := build/tools
+RUN := $(TOOLS)/bin/python
+SERIES := $(RUN) scripts/series.py
+RELEASE_TESTS := $(RUN) scripts/release_tests.py
+
+# Only what stands on make's command line counts (a PYTHON or RELEASE in the environment
+# means something else), and it reaches the script as it was written.
+quoted = '$(subst ','\'',$(value $(1)))'
+option = $(if $(filter command,$(firstword $(origin $(2)))),--$(1)=$(call quoted,$(2)))
+RELEASE_ARG = $(call option,release,RELEASE)
+# Exporting them would expand what is written in them.
+unexport RELEASE VLLM PYTHON
+ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
+
+.PHONY: help apply fetch status unapply edit export check \
+	test proof lint parity clean distclean
+
+help: ## List the targets (default)
+	echo "usage: make TARGET [RELEASE=0.33.0] [VLLM=path to a git checkout] [PYTHON=interpreter with vllm installed]"
+	sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+
+apply: $(TOOLS)/.ready ## Apply the series to a built tree, or to VLLM= or PYTHON=
+	$(SERIES) apply $(ARGS)
+
+fetch: $(TOOLS)/.ready ## Download a release's source into the cache
+	$(SERIES) fetch $(ARGS)
+
+status: $(TOOLS)/.ready ## Say which patches are applied, and what has drifted
+	$(SERIES) status $(ARGS)
+
+unapply: $(TOOLS)/.ready ## Take the series back: built tree, VLLM= or PYTHON=
+	$(SERIES) unapply $(ARGS)
+
+edit: $(TOOLS)/.ready ## Show where to edit a series as commits
+	$(SERIES) edit $(ARGS)
+
+export: $(TOOLS)/.ready ## Write the commits back to patches/<release>
+	$(SERIES) export $(ARGS)
+
+check: $(TOOLS)/.ready ## Check that patches/ and the series files agree
+	$(SERIES) check $(ARGS)
+
+test: $(TOOLS)/.ready ## Run vLLM's own tests and this project's on each release
+	$(RELEASE_TESTS) test $(RELEASE_ARG)
+
+proof: $(TOOLS)/.ready ## Show each new test failing on stock and passing patched
+	$(RELEASE_TESTS) proof $(RELEASE_ARG)
+
+lint: $(TOOLS)/.ready ## Lint this project and what the patches add to vLLM
+	$(RELEASE_TESTS) lint $(RELEASE_ARG)
+
+parity: $(TOOLS)/.ready ## Compare the host tier's hits with dense retention, stock and patched
+	$(RELEASE_TESTS) parity $(RELEASE_ARG)
+
+clean: ## Remove the built trees and reports, keep the tools and the downloads
+	$(HOST_PYTHON) scripts/clean.py
+
+distclean: ## Remove everything that was built or downloaded
+	$(HOST_PYTHON) scripts/clean.py --all
+
+$(TOOLS)/.ready: pyproject.toml scripts/tools_venv.py
+	command -v $(HOST_PYTHON) >/dev/null || { echo "make: $(HOST_PYTHON) is not there: install Python 3.11 or newer, or name it with HOST_PYTHON=" >&2; exit 1; }
+	$(HOST_PYTHON) scripts/tools_venv.py $(TOOLS)

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trees this project builds: ``build/vllm-<release>`` and its stock twin.
+
+A tree is a git repository with one base commit, the unpacked sdist, and on its
+branch one commit per patch. All ids are the same on every machine.
+"""
+
+import hashlib
+import json
+import shutil
+import tarfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
+from . import git, index, patches
+from .errors import UserError
+from .files import lock, replace
+from .paths import build_root, shown
+from .release import Release
+
+WHO = ("vllm-offload-parity", "vllm-offload-parity@localhost")
+BASE = "refs/tags/base"
+_DATE = "2020-01-01T00:00:00+00:00"
+_STATE = "offload-parity.json"
+
+APPLIED = "the series is applied"
+STOCK = "stock, the series is not applied"
+
+
+@dataclass(frozen=True)
+class State:
+    """What was last applied to a tree: the series' digest and the branch's tip.
+
+    ``settled`` is False while the branch is being moved to ``tip``.
+    """
+
+    series: str
+    tip: str
+    settled: bool = True
+
+
+def patched_path(release: Release) -> Path:
+    """Where the patched tree of ``release`` is or would be."""
+    return build_root() / f"vllm-{release.version}"
+
+
+def stock_path(release: Release) -> Path:
+    """Where the stock tree of ``release`` is or would be."""
+    return build_root() / f"vllm-{release.version}-stock"
+
+
+def repo(path: Path) -> git.Repo:
+    """The repository of a built tree, shut off from the user's configuration."""
+    return git.Repo(path, isolated=True, exact=True, who=WHO)
+
+
+def series_digest(series: patches.Series) -> str:
+    """A digest of every byte of the series, in order."""
+    digest = hashlib.sha256()
+    for patch in series.patches:
+        digest.update(hashlib.sha256(patch.path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def read_state(tree: git.Repo) -> State | None:
+    """What was last applied, None if the record is missing or unreadable."""
+    try:
+        return State(**json.loads((tree.path / ".git" / _STATE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_state(tree: git.Repo, state: State) -> None:
+    """Record what is applied."""
+    replace(tree.path / ".git" / _STATE, json.dumps(vars(state)).encode())
+
+
+def edits(tree: git.Repo, release: Release, state: State | None) -> str | None:
+    """What somebody changed in the tree by hand, None if nothing."""
+    if tree.branch() != release.branch:
+        return f"it is not on branch {release.branch}"
+    if changed := tree.changes(untracked=False):
+        return f"uncommitted changes, such as {changed[0]}"
+    if state is None or tree.commit_id("HEAD") != state.tip:
+        return "its commits are not those of the series"
+    return None
+
+
+def standing(release: Release, series: patches.Series) -> str:
+    """How the built tree stands to the series, in words; nothing is changed."""
+    tree = repo(patched_path(release))
+    state = read_state(tree)
+    if state and not state.settled:
+        return "interrupted: make apply finishes it"
+    if what := edits(tree, release, state):
+        return f"edited: {what}"
+    if state.series == series_digest(series):
+        return APPLIED
+    if state.tip == tree.commit_id(BASE):
+        return STOCK
+    return "another version of the series: make apply renews it"
+
+
+def ensure_patched(release: Release) -> Path:
+    """Make sure that the patched tree is there and return its path.
+
+    Raises:
+        UserError: the sdist cannot be had, a patch does not apply, or somebody
+            edited the tree.
+    """
+    apply(release)
+    return patched_path(release)
+
+
+def ensure_stock(release: Release) -> Path:
+    """Make sure that the stock tree is there, unchanged, and return its path."""
+    path = stock_path(release)
+    with lock(build_root() / ".lock"):
+        tree = ensure_base(release)
+        stock = tree.at(path)
+        # A moved project folder leaves a stock tree that points to the old place.
+        if path.exists() and not (
+            stock.ok("rev-parse", "-q", "--verify", "HEAD")
+            and _same_repository(stock, tree)
+        ):
+            shutil.rmtree(path)
+        if not path.exists():
+            tree.run("worktree", "prune")
+            tree.run("worktree", "add", "-q", "--detach", str(path), BASE)
+        elif stock.commit_id("HEAD") != tree.commit_id(BASE) or stock.changes(
+            untracked=False
+        ):
+            stock.run("checkout", "-q", "--force", "--detach", BASE)
+    return path
+
+
+def apply(release: Release) -> bool:
+    """Build the patched tree; False if it was there already and nothing changed.
+
+    Raises:
+        UserError: as ``ensure_patched``.
+    """
+    series = patches.read_series(release)
+    digest = series_digest(series)
+    with lock(build_root() / ".lock"):
+        tree = ensure_base(release)
+        state = read_state(tree)
+        if state and not state.settled:
+            # A run was interrupted while it moved the branch.
+            tree.run("checkout", "-q", "--force", "-B", release.branch, state.tip)
+            state = State(state.series, state.tip)
+            write_state(tree, state)
+        if what := edits(tree, release, state):
+            raise UserError(
+                f"{shown(tree.path)} was edited ({what}): keep that with `make export "
+                f"RELEASE={release.version}` or put it aside with `make unapply "
+                f"RELEASE={release.version}`"
+            )
+        if state.series == digest:
+            return False
+        with tree.worktree(BASE) as work:
+            apply_series(work, series)
+            tip = work.commit_id("HEAD")
+        move(tree, release, State(digest, tip))
+    return True
+
+
+def apply_series(tree: git.Repo, series: patches.Series) -> None:
+    """Apply a series to a work tree of its own release, where no line may differ.
+
+    Raises:
+        UserError: a patch does not apply, or gives other files than it says.
+    """
+    for patch in series.patches:
+        if git.am(tree, patch.path).returncode:
+            where = patches.conflict(patch, partial(tree.content, "HEAD"))
+            raise UserError(
+                f"{patch.name} does not apply to what the patches before it leave: "
+                f"{where or 'see git am'}; mend the series (make edit, make export)"
+            )
+        found = tree.blobs("HEAD", [file.path for file in patch.files])
+        for file in patch.files:
+            if found.get(file.path) != file.new_blob:
+                raise UserError(
+                    f"{patch.name}: {file.path} comes out as blob "
+                    f"{found.get(file.path)}, the patch says {file.new_blob}: it was "
+                    "edited by hand; mend it with make edit and make export"
+                )
+
+
+def move(tree: git.Repo, release: Release, state: State) -> None:
+    """Move the tree's branch and files to ``state``; a later run mends a stop."""
+    write_state(tree, State(state.series, state.tip, settled=False))
+    tree.run("checkout", "-q", "--force", "-B", release.branch, state.tip)
+    write_state(tree, state)
+
+
+def unapply(release: Release) -> list[str]:
+    """Put the patched tree back to the base commit.
+
+    Nothing that somebody made is lost: commits outside the series go to a branch of
+    their own, uncommitted changes to git's stash. Returns a line for each of them.
+
+    Raises:
+        UserError: there is no such tree.
+    """
+    kept = []
+    with lock(build_root() / ".lock"):
+        tree = repo(patched_path(release))
+        if not (tree.path / ".git").is_dir():
+            raise UserError(
+                f"{shown(tree.path)} is not there: nothing to take back; a checkout "
+                "is named with VLLM=, an installed package with PYTHON="
+            )
+        if tree.changes(untracked=False):
+            tree.run("stash", "push", "-q")
+            kept.append("uncommitted changes are kept: git stash list")
+        state = read_state(tree)
+        head = tree.commit_id("HEAD")
+        if head != tree.commit_id(BASE) and not (state and state.tip == head):
+            name = f"edited/{head[:12]}"
+            tree.run("branch", "-f", name, head)
+            kept.append(f"commits that are not in the series are kept: branch {name}")
+        move(tree, release, State("", tree.commit_id(BASE)))
+    return kept
+
+
+def _same_repository(stock: git.Repo, tree: git.Repo) -> bool:
+    common = Path(stock.out("rev-parse", "--path-format=absolute", "--git-common-dir"))
+    return common.resolve() == (tree.path / ".git").resolve()
+
+
+def ensure_base(release: Release) -> git.Repo:
+    """The release's tree, unpacked and committed first if it is not there.
+
+    The caller holds the lock of the build folder.
+    """
+    root = build_root()
+    path = patched_path(release)
+    tree = repo(path)
+    if (path / ".git").is_dir():
+        return tree
+    if path.exists():
+        raise UserError(
+            f"{shown(path)} is in the way and is no tree of this project: move it away"
+        )
+    archive = index.fetch(release)
+    # We hold the lock: what other runs left here, they left when they were killed.
+    for stale in root.glob(".building-*"):
+        shutil.rmtree(stale)
+    folder = Path(mkdtemp(prefix=".building-", dir=root))
+    try:
+        new = repo(_unpack(archive, folder))
+        # Without a template no file of this machine's git gets in.
+        new.run(
+            "init", "-q", "--template=", "--object-format=sha1", "-b", release.branch
+        )
+        new.run("add", "-A", "-f")
+        new.run(
+            "commit", "-q", "--no-verify", "-m", f"vLLM {release.version}",
+            "-m", f"The tree of {release.sdist_name}, cut from vLLM's commit "
+            f"{release.upstream_commit}.",
+            env={"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE},
+        )  # fmt: skip
+        new.run("update-ref", BASE, "HEAD")
+        write_state(new, State("", new.commit_id("HEAD")))
+        new.path.rename(path)
+    except OSError as error:
+        raise UserError(
+            f"cannot build {shown(path)}: {error.strerror}; make room or choose "
+            "another folder with OFFLOAD_PARITY_BUILD"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return tree
+
+
+def _unpack(archive: Path, folder: Path) -> Path:
+    """Unpack an sdist and return its one top folder."""
+    try:
+        with tarfile.open(archive) as tar:
+            # Python before 3.11.4 knows no filter; the digest was checked.
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(folder)
+    except (tarfile.TarError, EOFError) as error:
+        raise UserError(
+            f"{archive.name} cannot be unpacked ({error}): remove {archive} and retry"
+        ) from error
+    (top,) = folder.iterdir()
+    return top

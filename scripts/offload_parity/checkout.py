@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply a series to a git checkout of vLLM that somebody already has.
+
+The work is done in a temporary work tree. The user's own files change in one step, a
+switch to the new branch, once everything has applied.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from . import git, patches, release
+from .build_tree import WHO
+from .errors import UserError
+from .release import Release
+from .signals import uninterrupted
+
+# How many commits that touch the series' files are searched for a release.
+_SEARCHED = 500
+
+_IN_PROGRESS = {
+    "rebase-apply": "git am or rebase",
+    "rebase-merge": "rebase",
+    "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick",
+    "REVERT_HEAD": "revert",
+    "sequencer": "cherry-pick or revert",
+    "BISECT_LOG": "bisect",
+}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a checkout has a series.
+
+    ``base`` is the commit at which the files are those of the release, None if there
+    is none. ``applied`` has one entry per patch.
+    """
+
+    series: patches.Series
+    base: str | None
+    applied: tuple[bool, ...]
+
+    @property
+    def full(self) -> bool:
+        """Whether every patch is applied."""
+        return all(self.applied)
+
+    @property
+    def partly(self) -> bool:
+        """Whether some are and some are not."""
+        return any(self.applied) and not self.full
+
+    def named(self, applied: bool) -> str:
+        """The names of the patches that are (or are not) applied."""
+        return ", ".join(
+            patch.name
+            for patch, is_applied in zip(self.series.patches, self.applied, strict=True)
+            if is_applied == applied
+        )
+
+
+def open_checkout(path: Path) -> git.Repo:
+    """The repository of the user's checkout.
+
+    Raises:
+        UserError: ``path`` is not the top folder of a git checkout of vLLM.
+    """
+    path = path.expanduser().absolute()
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder: name a git checkout of vLLM")
+    repo = git.Repo(path)
+    done = repo.run("rev-parse", "--show-toplevel", check=False)
+    top = Path(done.stdout.decode("utf-8", "surrogateescape").rstrip("\n"))
+    fault = done.stderr.decode(errors="replace")
+    if "dubious ownership" in fault:
+        raise UserError(
+            f"{path} belongs to another user: allow it with git config --global --add "
+            f"safe.directory {path}"
+        )
+    is_vllm = (path / "vllm" / "__init__.py").is_file() and (path / "vllm/v1").is_dir()
+    if not is_vllm:
+        hint = (
+            f": name {top}"
+            if not done.returncode and (top / "vllm" / "v1").is_dir()
+            else " (no vllm/v1 in it): name a git checkout of vLLM"
+        )
+        raise UserError(f"{path} is not the top of a vLLM tree{hint}")
+    if done.returncode or not top.samefile(path):
+        raise UserError(
+            f"{path} is a vLLM tree but no git checkout: use make apply without VLLM=, "
+            "or PYTHON= for an installed package"
+        )
+    if repo.commit_id("HEAD") is None:
+        raise UserError(f"{path} has no commit yet: commit the release's files first")
+    return repo
+
+
+def examine(repo: git.Repo, version: str | None) -> Standing:
+    """Recognise the release that a checkout is at and how far it has the series.
+
+    The release is the one whose files an ancestor of HEAD has, whatever the commits
+    on top of it did. ``version`` overrides that.
+
+    Raises:
+        UserError: no supported release is recognised.
+    """
+    if version:
+        candidates = (patches.read_series(release.get(version)),)
+    else:
+        candidates = tuple(patches.read_series(r) for r in release.supported())
+    candidates = tuple(series for series in candidates if series.patches)
+    if not candidates:
+        raise UserError("the series has no patches yet: nothing to apply")
+    found = _recognise(repo, candidates)
+    if found is None and version is None:
+        raise UserError(_unrecognised(repo, candidates))
+    series, base = found or (candidates[0], None)
+    return Standing(series, base, _applied(repo, series, base))
+
+
+def apply(repo: git.Repo, version: str | None) -> tuple[Standing, bool]:
+    """Apply the series on a new branch; False if it was applied already.
+
+    Raises:
+        UserError: anything is in the way; the checkout is then as it was.
+    """
+    for name, what in _IN_PROGRESS.items():
+        if repo.git_path(name).exists():
+            raise UserError(
+                f"{repo.path}: another {what} is in progress; finish or abort it first"
+            )
+    standing = examine(repo, version)
+    wanted = standing.series.release
+    if standing.full:
+        return standing, False
+    if standing.partly:
+        raise UserError(
+            f"{repo.path} has part of the series for {wanted.version}: applied "
+            f"{standing.named(True)}; missing {standing.named(False)}; go back to a "
+            "commit without them first"
+        )
+    if changed := repo.changes(untracked=False):
+        raise UserError(
+            f"{repo.path} has uncommitted changes, such as {changed[0]}: commit or "
+            "stash them first"
+        )
+    if repo.commit_id(f"refs/heads/{wanted.branch}"):
+        raise UserError(
+            f"{repo.path} has a branch {wanted.branch} already: switch to it or rename "
+            f"it (git branch -m {wanted.branch} old)"
+        )
+    tracked = repo.blobs("HEAD", standing.series.chains())
+    for path, chain in standing.series.chains().items():
+        if chain[0] is None and path not in tracked and (repo.path / path).exists():
+            raise UserError(
+                f"{repo.path} has a file {path} that git does not know and the series "
+                "adds: move it away first"
+            )
+    start = repo.commit_id("HEAD")
+    known = repo.ok("-c", "user.useConfigOnly=true", "var", "GIT_COMMITTER_IDENT")
+    worker = git.Repo(repo.path, who=None if known else WHO)
+    with worker.worktree(start) as work:
+        for patch in standing.series.patches:
+            _am(repo, work, patch, wanted)
+        tip = work.commit_id("HEAD")
+    with uninterrupted():
+        _switch(repo, wanted.branch, start, tip)
+    return standing, True
+
+
+def unapply(repo: git.Repo, version: str | None) -> tuple[str, str]:
+    """Go back to where ``apply`` started and delete its branch.
+
+    Returns the branch and where the checkout is now.
+
+    Raises:
+        UserError: there is no such branch, or it holds commits of somebody else.
+    """
+    branch = _our_branch(repo, version)
+    settings = f"branch.{branch}."
+    start = repo.out("config", "--get", f"{settings}offloadParityStart")
+    tip = repo.out("config", "--get", f"{settings}offloadParityTip")
+    origin = repo.run(
+        "config", "--get", f"{settings}offloadParityFrom", check=False
+    ).stdout.decode().strip()  # fmt: skip
+    extra = repo.lines("log", "--format=%h %s", branch, f"^{tip}")
+    if extra or repo.commit_id(branch) != tip:
+        what = "; ".join(extra[:3]) or "its commits were rewritten"
+        raise UserError(
+            f"{repo.path}: branch {branch} holds more than the series ({what}): move "
+            f"that to another branch first, or leave it with git switch "
+            f"{origin or start[:12]}"
+        )
+    here = repo.branch() == branch
+    if here and (changed := repo.changes(untracked=False)):
+        raise UserError(
+            f"{repo.path} has uncommitted changes, such as {changed[0]}: commit them "
+            "to another branch or stash them first"
+        )
+    with uninterrupted():
+        if here and origin and repo.commit_id(f"refs/heads/{origin}"):
+            repo.run("switch", "-q", origin)
+        elif here:
+            repo.run("switch", "-q", "--detach", start)
+        repo.run("branch", "-q", "-D", branch)
+    return branch, repo.branch() or f"commit {repo.commit_id('HEAD')[:12]}"
+
+
+def drifted(repo: git.Repo, series: patches.Series) -> list[str]:
+    """Files of the series that have uncommitted changes."""
+    touched = series.chains()
+    return [path for path in repo.changes(untracked=False) if path in touched]
+
+
+def _recognise(
+    repo: git.Repo, candidates: tuple[patches.Series, ...]
+) -> tuple[patches.Series, str] | None:
+    """The series, and the nearest ancestor of HEAD that has its release's files."""
+    stock = [
+        {path: chain[0] for path, chain in series.chains().items() if chain[0]}
+        for series in candidates
+    ]
+    paths = sorted(set().union(*stock))
+    commits = repo.lines("rev-list", f"-n{_SEARCHED}", "HEAD", "--", *paths)
+    for commit in ["HEAD", *commits]:
+        blobs = repo.blobs(commit, paths)
+        for series, files in zip(candidates, stock, strict=True):
+            if files and all(blobs.get(path) == blob for path, blob in files.items()):
+                return series, repo.commit_id(commit)
+    return None
+
+
+def _applied(
+    repo: git.Repo, series: patches.Series, base: str | None
+) -> tuple[bool, ...]:
+    """For each patch whether HEAD has it."""
+    chains = series.chains()
+    count = len(series.patches)
+    blobs = repo.blobs("HEAD", chains)
+    for done in range(count, 0, -1):
+        if all(blobs.get(path) == chain[done] for path, chain in chains.items()):
+            return tuple(number < done for number in range(count))
+    # Other commits changed the files too: look for the patches among the commits.
+    # One that was reverted does not count.
+    since = [f"{base}..HEAD"] if base else [f"-n{_SEARCHED}", "HEAD"]
+    ids = Counter(_patch_ids(repo, [*since, "--", *chains]))
+    ids.subtract(Counter(_patch_ids(repo, ["-R", *since, "--", *chains])))
+    return tuple(
+        ids[_patch_id(repo, patch.path.read_bytes())] > 0 for patch in series.patches
+    )
+
+
+def _patch_ids(repo: git.Repo, commits: list[str]) -> list[str]:
+    log = repo.run(
+        "log", "-p", "--no-merges", "--no-renames", "--full-index", "--no-ext-diff",
+        "--no-textconv", "--no-color", "--diff-algorithm=histogram", "-U3",
+        "--src-prefix=a/", "--dst-prefix=b/", *commits,
+    ).stdout  # fmt: skip
+    return [line.split()[0] for line in repo.lines("patch-id", "--stable", stdin=log)]
+
+
+def _patch_id(repo: git.Repo, patch: bytes) -> str:
+    return repo.out("patch-id", "--stable", stdin=patch).split()[0]
+
+
+def _unrecognised(repo: git.Repo, candidates: tuple[patches.Series, ...]) -> str:
+    """The refusal of a checkout that is at no supported release."""
+    fits = []
+    for series in candidates:
+        seen: set[str] = set()
+        found = total = 0
+        for patch in series.patches:
+            # Later patches start from what earlier ones leave.
+            first = tuple(file for file in patch.files if file.path not in seen)
+            seen.update(file.path for file in patch.files)
+            hits, of = patches.fit(first, partial(repo.content, "HEAD"))
+            found, total = found + hits, total + of
+        fits.append((found / max(total, 1), found, total, series.release))
+    _, found, total, near = max(fits, key=lambda fit: fit[0])
+    tag = repo.run("describe", "--tags", "--abbrev=0", check=False).stdout.decode()
+    after = f" (its last tag is {tag.strip()})" if tag.strip() else ""
+    return (
+        f"{repo.path} is at no supported release{after}: supported are "
+        f"{release.names(tuple(series.release for series in candidates))}; the nearest "
+        f"is {near.version}, {found} of {total} places to change are as there; check "
+        f"that one out, or try with RELEASE={near.version}"
+    )
+
+
+def _am(repo: git.Repo, work: git.Repo, patch: patches.Patch, wanted: Release) -> None:
+    """Apply one patch in the temporary work tree."""
+    paths = [file.path for file in patch.files]
+    before = work.commit_id("HEAD")
+    old = work.blobs("HEAD", paths)
+    done = git.am(work, patch.path)
+    if done.returncode:
+        unmerged = work.out("diff", "--name-only", "--diff-filter=U", "-z").split("\0")
+        where = patches.conflict(
+            patch, partial(work.content, "HEAD"), [path for path in unmerged if path]
+        )
+        fault = (done.stderr or done.stdout).decode(errors="replace").strip()
+        raise UserError(
+            f"{repo.path} conflicts with {patch.name} at "
+            f"{where or (fault.splitlines() or ['an unknown place'])[-1]}: other "
+            f"commits changed these lines; take a checkout nearer to {wanted.version}"
+        )
+    if work.commit_id("HEAD") == before:
+        raise UserError(
+            f"{repo.path} has the changes of {patch.name} already, in another form: "
+            f"part of the series is applied; go back to a commit without it first"
+        )
+    new = work.blobs("HEAD", paths)
+    for file in patch.files:
+        if old.get(file.path) == file.old_blob and new.get(file.path) != file.new_blob:
+            raise UserError(
+                f"{patch.name}: {file.path} comes out as blob {new.get(file.path)}, "
+                f"the patch says {file.new_blob}: get the series anew"
+            )
+
+
+def _switch(repo: git.Repo, branch: str, start: str, tip: str) -> None:
+    """Put the user's checkout on the new branch and note where it came from."""
+    origin = repo.branch()
+    settings = f"branch.{branch}."
+    # Written first: a run that is killed after the switch can still be taken back.
+    repo.run("config", f"{settings}offloadParityStart", start)
+    repo.run("config", f"{settings}offloadParityTip", tip)
+    if origin:
+        repo.run("config", f"{settings}offloadParityFrom", origin)
+    try:
+        repo.run("switch", "-q", "--no-track", "-c", branch, tip)
+    except git.GitError:
+        repo.run("config", "--remove-section", f"branch.{branch}", check=False)
+        raise
+
+
+def _our_branch(repo: git.Repo, version: str | None) -> str:
+    """The branch that ``apply`` made."""
+    done = repo.run(
+        "config", "--get-regexp", "--name-only", r"^branch\..*\.offloadparitytip$",
+        check=False,
+    )  # fmt: skip
+    ours = [
+        name.removeprefix("branch.").rpartition(".")[0]
+        for name in done.stdout.decode().splitlines()
+    ]
+    ours = [name for name in ours if repo.commit_id(f"refs/heads/{name}")]
+    if version:
+        ours = [name for name in ours if name == release.get(version).branch]
+    if repo.branch() in ours:
+        return repo.branch()
+    if len(ours) == 1:
+        return ours[0]
+    if ours:
+        raise UserError(
+            f"{repo.path} has the branches {', '.join(ours)}: choose with RELEASE="
+        )
+    raise UserError(f"{repo.path} has no branch that make apply made: nothing to do")

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small helpers for files: a lock and an atomic replacement."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from filelock import FileLock, Timeout
+
+from .errors import UserError
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold ``path`` as a lock; a second run waits until the first is done."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(path)
+        try:
+            held.acquire(timeout=0)
+        except Timeout:
+            print(f"waiting for another run that holds {path}", flush=True)
+            held.acquire()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old or the new, whole."""
+    with NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def flush(path: Path) -> None:
+    """Wait until the file is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
