@@ -9,7 +9,8 @@ from pathlib import Path
 from offload_parity.paths import ROOT, build_root, cache_folder
 
 # Both folders can be set to one that holds other things: only our names go.
-BUILT = ("vllm-*", ".building-*", "reports", ".lock")
+BUILT = ("vllm-*", ".building-*", "cache", "lint", "reports", ".lock")
+ENVIRONMENTS = ("unit-env-*", ".unit-env-*.lock", "pre-commit")
 CACHED = ("vllm-*.tar.gz", ".part-*", ".vllm-*.lock")
 
 
@@ -17,7 +18,7 @@ def doomed(everything: bool) -> list[Path]:
     """The paths to remove."""
     places = [(build_root(), BUILT)]
     if everything:
-        places.append((cache_folder(), CACHED))
+        places += [(build_root(), ENVIRONMENTS), (cache_folder(), CACHED)]
     found = [path for folder, names in places for n in names for path in folder.glob(n)]
     if everything and (ROOT / "build").exists():
         found = [path for path in found if ROOT / "build" not in path.parents]

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exact-replay sweep: sparse retention beside dense, stock beside patched.
+
+Runs `python -m parity replays` once per tree, each in a process of its own, and
+compares. Exit status 1 if any patched figure falls short.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from packaging.version import Version
+from tqdm import tqdm
+
+from offload_parity import build_tree, release, unit_env
+from offload_parity.errors import UserError
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+TIERS = ("host", "gpu")
+EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A vLLM tree to measure: `label` is "stock" or "patched"."""
+
+    label: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Short:
+    """A length at which a tree hits less than it should."""
+
+    length: int
+    hit: int
+    want: int
+
+
+def measure(
+    tree: Tree,
+    python: Path,
+    arguments: list[str],
+    progress: tqdm,
+    running: list[subprocess.Popen[str]],
+) -> list[dict[str, Any]]:
+    """Run the simulation on one tree.
+
+    Raises:
+        UserError: it failed; the message ends with what it said last.
+    """
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("VLLM_")},
+        "PYTHONPATH": os.pathsep.join(map(str, (tree.path, TESTS))),
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(
+        [python, "-m", "parity", "replays", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    running.append(process)
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.extend(process.stderr))
+    reader.start()
+    records = []
+    for line in process.stdout:
+        records.append({"tree": tree.label, **json.loads(line)})
+        progress.update()
+    reader.join()
+    if process.wait():
+        last = next((x for x in reversed(said) if x.strip()), "it said nothing")
+        raise UserError(
+            f"the sweep of {tree.path} failed: {last.strip()}; run "
+            f"`python -m parity replays` with PYTHONPATH={tree.path}:{TESTS}"
+        )
+    return records
+
+
+def measure_all(
+    trees: list[Tree], python: Path, arguments: list[str], jobs: int
+) -> list[dict[str, Any]]:
+    """Measure trees side by side; stops every process when one fails."""
+    running: list[subprocess.Popen[str]] = []
+    with (
+        tqdm(unit=" replays", disable=None) as progress,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        tasks = [
+            pool.submit(measure, tree, python, arguments, progress, running)
+            for tree in trees
+        ]
+        try:
+            return [record for task in tasks for record in task.result()]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.kill()
+            raise
+
+
+def compare(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per release, geometry, retention and tier.
+
+    A row has, per tree: the lengths tried and those that fall short of the mark, and
+    for patched trees those that fall short of stock.
+    """
+    cases: dict[tuple, dict[str, dict[int, dict]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for record in records:
+        key = (
+            record["release"],
+            record["geometry"],
+            record["blocks_per_chunk"],
+            record["retention"],
+        )
+        cases[key][record["tree"]][record["length"]] = record
+    rows = []
+    for (version, geometry, factor, retention), trees in cases.items():
+        for tier in TIERS:
+            row: dict[str, Any] = {
+                "release": version,
+                "geometry": geometry,
+                "blocks_per_chunk": factor,
+                "retention": retention,
+                "tier": tier,
+            }
+            for label, by_length in trees.items():
+                row[label] = {
+                    "tried": len(by_length),
+                    "short": [
+                        vars(Short(n, r[tier], r[f"want_{tier}"]))
+                        for n, r in sorted(by_length.items())
+                        if r[tier] < r[f"want_{tier}"]
+                    ],
+                }
+            if {"stock", "patched"} <= trees.keys():
+                row["below_stock"] = [
+                    vars(Short(n, r[tier], stock))
+                    for n, r in sorted(trees["patched"].items())
+                    if r[tier] < (stock := _aligned(trees["stock"][n], tier))
+                ]
+            rows.append(row)
+    return sorted(rows, key=_order)
+
+
+def _aligned(record: dict[str, Any], tier: str) -> int:
+    # Where a group is small enough to be kept whole, a hit can end between two
+    # boundaries by luck; no position is kept for that, so it counts as the lower one.
+    return record[tier] // record[f"align_{tier}"] * record[f"align_{tier}"]
+
+
+def _order(row: dict[str, Any]) -> tuple:
+    retention = -1 if row["retention"] is None else row["retention"]
+    return (
+        tuple(-part for part in Version(row["release"]).release),
+        row["geometry"],
+        row["blocks_per_chunk"],
+        retention,
+        row["tier"],
+    )
+
+
+def failures(rows: list[dict[str, Any]]) -> int:
+    """How many patched figures fall short of the mark or of stock."""
+    return sum(
+        len(row.get("patched", {}).get("short", ())) + len(row.get("below_stock", ()))
+        for row in rows
+    )
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table, with the first few figures of each shortfall."""
+    labels = [x for x in ("stock", "patched") if any(x in row for row in rows)]
+    both = len(labels) == 2
+    head = ["release", "geometry", "retention", "tier", "lengths"]
+    for label in labels:
+        head += [f"{label}: worse than dense", "first (length: hit of possible)"]
+    if both:
+        head.append("patched below stock")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        name = row["geometry"]
+        if row["blocks_per_chunk"] > 1:
+            name += f" ×{row['blocks_per_chunk']}"
+        retention = "dense" if row["retention"] is None else str(row["retention"])
+        tried = max(row[label]["tried"] for label in labels if label in row)
+        cells = [row["release"], name, retention, row["tier"], str(tried)]
+        for label in labels:
+            short = row[label]["short"] if label in row else None
+            cells += ["", ""] if short is None else [str(len(short)), _examples(short)]
+        if both:
+            below = row.get("below_stock", ())
+            cells.append(f"{len(below)} {_examples(below)}".strip())
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _examples(short: list[dict[str, int]]) -> str:
+    return "; ".join(
+        f"{x['length']}: {x['hit']} of {x['want']}" for x in short[:EXAMPLES]
+    )
+
+
+def default_trees(version: str | None) -> list[Tree]:
+    """The stock and the patched tree of one release, or of each supported one."""
+    releases = [release.get(version)] if version else list(release.supported())
+    return [
+        tree
+        for each in releases
+        for tree in (
+            Tree("stock", build_tree.ensure_stock(each)),
+            Tree("patched", build_tree.ensure_patched(each)),
+        )
+    ]
+
+
+def _check_tree(tree: Tree) -> None:
+    if not (tree.path / "vllm" / "__init__.py").exists():
+        raise UserError(
+            f"{tree.path} is no vLLM tree: name a folder that holds vllm/__init__.py"
+        )
+
+
+@click.command(help=__doc__.splitlines()[0])
+@click.option("--release", "version", help="One supported release; default: each.")
+@click.option(
+    "--stock",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A tree to measure as stock, in place of the built ones (repeatable).",
+)
+@click.option(
+    "--patched",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A tree to measure as patched, in place of the built ones (repeatable).",
+)
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path),
+    help="Interpreter that has vLLM's requirements; default: the unit tests' own.",
+)
+@click.option("--geometry", multiple=True, help="Repeatable; default: all.")
+@click.option("--retention", multiple=True, help="Repeatable; default: None 0 4096.")
+@click.option("--blocks-per-chunk", default=1, show_default=True)
+@click.option(
+    "--length", multiple=True, type=click.IntRange(1), help="Only these (repeatable)."
+)
+@click.option("--sample", type=click.IntRange(1), help="Only so many lengths.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--jobs", default=os.cpu_count() or 1, show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for sweep.md and sweep.json; default: build/reports.",
+)
+def cli(
+    version, stock, patched, python, geometry, retention, blocks_per_chunk, length,
+    sample, seed, jobs, out,
+) -> None:  # fmt: skip
+    """Measure, print the table and write it."""
+    trees = [
+        *(Tree("stock", path.resolve()) for path in stock),
+        *(Tree("patched", path.resolve()) for path in patched),
+    ] or default_trees(version)
+    for tree in trees:
+        _check_tree(tree)
+    arguments = ["--seed", str(seed), "--blocks-per-chunk", str(blocks_per_chunk)]
+    for option, values in (
+        ("--geometry", geometry),
+        ("--retention", retention),
+        ("--length", length),
+        ("--sample", [sample] if sample else []),
+    ):
+        for value in values:
+            arguments += [option, str(value)]
+    interpreter = python.absolute() if python else unit_env.ensure().python
+    if not shutil.which(interpreter):
+        raise UserError(f"{interpreter} is no interpreter: name one with --python")
+    records = measure_all(trees, interpreter, arguments, jobs)
+    rows = compare(records)
+    table = markdown(rows)
+    folder = out or release.build_root() / "reports"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sweep.md").write_text(table, encoding="utf-8")
+    (folder / "sweep.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    print(table)
+    if failed := failures(rows):
+        print(f"{failed} patched figures fall short", file=sys.stderr)
+        sys.exit(1)
+
+
+def main() -> None:
+    """Entry point: a foreseeable fault is one line and exit status 1."""
+    try:
+        cli()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV cache geometries: what kinds of groups a model has, and nothing of releases."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Group:
+    """One KV cache group.
+
+    Attributes:
+        kind: "full" (full attention or MLA) or "swa" (sliding window).
+        block: tokens per GPU block.
+        window: attention window in tokens; "swa" only.
+        eagle: the group holds an EAGLE/MTP drafter's layers.
+    """
+
+    kind: Literal["full", "swa"]
+    block: int
+    window: int | None = None
+    eagle: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.kind == "swa") != (self.window is not None):
+            raise ValueError(f"group {self}: exactly the swa groups have a window")
+
+    @property
+    def tail_blocks(self) -> int:
+        """Blocks that must end at a position for a request to resume there."""
+        if self.window is None:
+            raise ValueError("a full-attention group needs all blocks, not a tail")
+        return -(-(self.window - 1) // self.block)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A named tuple of groups; `eagle` says whether a drafter runs at all."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+    @property
+    def eagle(self) -> bool:
+        """Whether any group holds a drafter's layers."""
+        return any(group.eagle for group in self.groups)
+
+    @property
+    def gpu_alignment(self) -> int:
+        """Tokens to which a GPU prefix cache hit of all groups is aligned."""
+        return math.lcm(*(group.block for group in self.groups))
+
+    @property
+    def hash_block(self) -> int:
+        """Tokens per block hash."""
+        return math.gcd(*(group.block for group in self.groups))
+
+    @property
+    def has_sliding_window(self) -> bool:
+        """Whether retention has an effect at all."""
+        return any(group.kind == "swa" for group in self.groups)
+
+    @property
+    def peek(self) -> int:
+        """Tokens of the largest drafter block, 0 without a drafter."""
+        return max((g.block for g in self.groups if g.eagle), default=0)
+
+    def host_alignment(self, blocks_per_chunk: int = 1) -> int:
+        """Tokens to which a host hit counts: the full-attention chunk.
+
+        Without a full-attention group it is the largest chunk of all.
+        """
+        full = [g.block for g in self.groups if g.kind == "full"]
+        return max(full or [g.block for g in self.groups]) * blocks_per_chunk
+
+    def without_eagle(self, name: str) -> "Geometry":
+        """The same groups with no drafter."""
+        return Geometry(name, tuple(replace(g, eagle=False) for g in self.groups))
+
+
+DSV4 = Geometry(
+    "dsv4-mtp",
+    (
+        Group("full", 256),
+        Group("swa", 64, 128),
+        Group("swa", 64, 128, eagle=True),
+        Group("swa", 4, 8),
+        Group("swa", 8, 128),
+    ),
+)
+DSV4_NO_EAGLE = DSV4.without_eagle("dsv4")
+GEMMA = Geometry(
+    "gemma-eagle",
+    (
+        Group("full", 32),
+        Group("swa", 16, 1024),
+        Group("swa", 16, 1024, eagle=True),
+    ),
+)
+GEMMA_NO_EAGLE = GEMMA.without_eagle("gemma")
+
+GPT_OSS = Geometry(
+    "gpt-oss-eagle", (Group("full", 16, eagle=True), Group("swa", 16, 128))
+)
+EXAONE_FULL = Geometry(
+    "exaone-full-drafter",
+    (Group("full", 32), Group("swa", 32, 128), Group("full", 32, eagle=True)),
+)
+EXAONE_SWA = Geometry(
+    "exaone-swa-drafter",
+    (Group("full", 32), Group("swa", 32, 128), Group("swa", 32, 128, eagle=True)),
+)
+# DeepSeek-V4's shape at an eighth of its size: the same questions in short prompts.
+SMALL = Geometry(
+    "small-mtp",
+    (
+        Group("full", 32),
+        Group("swa", 8, 16),
+        Group("swa", 8, 16, eagle=True),
+        Group("swa", 2, 4),
+        Group("swa", 4, 16),
+    ),
+)
+SMALL_NO_EAGLE = SMALL.without_eagle("small")
+PURE_SWA = Geometry("pure-swa-eagle", (Group("swa", 16, 64, eagle=True),))
+PURE_FULL = Geometry("pure-full-eagle", (Group("full", 16, eagle=True),))
+
+# The shapes that the issue's table is about.
+SWEPT = (DSV4, DSV4_NO_EAGLE, GEMMA, GEMMA_NO_EAGLE)
+GEOMETRIES = {
+    geometry.name: geometry
+    for geometry in (
+        *SWEPT,
+        GPT_OSS,
+        EXAONE_FULL,
+        EXAONE_SWA,
+        SMALL,
+        SMALL_NO_EAGLE,
+        PURE_SWA,
+        PURE_FULL,
+    )
+}

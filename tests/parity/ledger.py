@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every GPU block and host chunk holds, kept beside vLLM's own books.
+
+The content of a cache is what tokens computed it. A *unit* is `hash_block` tokens, the
+finest step of vLLM's block hashes; its content is the tokens themselves and a digest of
+all tokens before them. The ledger never asks vLLM which content is where: it follows
+the forward passes and the transfers, and compares with what vLLM believes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import release_adapter
+from .geometry import Group
+
+# (digest of everything before, the unit's tokens); None: nothing that has a name.
+Unit = tuple[int, tuple[int, ...]] | None
+Content = tuple[Unit, ...]
+_MAX_FINDINGS = 20
+
+
+class Text:
+    """A request's tokens as units. The list may grow while the request decodes."""
+
+    def __init__(self, tokens: list[int], size: int) -> None:
+        self._tokens = tokens
+        self._size = size
+        self._full: list[tuple[int, tuple[int, ...]]] = []
+
+    def unit(self, index: int, filled: int | None = None) -> Unit:
+        """Unit `index`, of which only the first `filled` tokens exist."""
+        while len(self._full) < index:
+            self._append()
+        if filled is None or filled == self._size:
+            while len(self._full) <= index:
+                self._append()
+            return self._full[index]
+        start = index * self._size
+        return self._digest(index), tuple(self._tokens[start : start + filled])
+
+    def _digest(self, index: int) -> int:
+        return hash(self._full[index - 1]) if index else 0
+
+    def _append(self) -> None:
+        index = len(self._full)
+        tokens = tuple(self._tokens[index * self._size : (index + 1) * self._size])
+        assert len(tokens) == self._size, "a unit past the end of the text"
+        self._full.append((self._digest(index), tokens))
+
+
+def _begins_with(unit: Unit, wanted: Unit) -> bool:
+    """Whether `unit` holds at least what `wanted` holds."""
+    if unit is None or wanted is None:
+        return False
+    return unit[0] == wanted[0] and unit[1][: len(wanted[1])] == wanted[1]
+
+
+@dataclass
+class _Transfer:
+    """A transfer in flight, and what its source held when it was submitted."""
+
+    is_store: bool
+    pairs: list[tuple[int, int, int, int]]  # (group, GPU block, chunk, place in chunk)
+    due: int
+    seen: list[Any] = field(default_factory=list)
+    junk: set[tuple[int, int, int, int]] = field(default_factory=set)
+    request_id: str | None = None
+    first_blocks: Sequence[int] = ()
+
+
+class Ledger:
+    """The books of one engine, of which each rank keeps its own copy.
+
+    Attributes:
+        findings: what did not agree, in words; empty if all is well.
+        loads, stores: blocks copied so far, all ranks together.
+        junk_stores: blocks stored under a key that stands for something else. vLLM
+            does that on purpose with blocks that no window can reach any more (the
+            first ones of a chunk wider than the window); loading one is a finding.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], hash_block: int, blocks_per_chunk: int
+    ) -> None:
+        self.groups = groups
+        self.size = hash_block
+        self.blocks_per_chunk = blocks_per_chunk
+        self.units_per_block = [group.block // hash_block for group in groups]
+        self.findings: list[str] = []
+        self.loads = 0
+        self.stores = 0
+        self.junk_stores = 0
+        self.step = 0
+        self.job_requests: dict[int, str] = {}
+        self._texts: dict[str, Text] = {}
+        self._known: dict[bytes, tuple[Text, int]] = {}
+        self._registered: dict[str, int] = {}
+        # Which key the manager gave each chunk id to, last, and as a job was made: a
+        # reset gives chunks away while a job that writes them is not yet submitted.
+        self.chunk_keys: dict[int, tuple[int, bytes]] = {}
+        self._job_keys: dict[int, dict[int, tuple[int, bytes]]] = {}
+
+    def find(self, words: str) -> None:
+        """Write down something that did not agree."""
+        if len(self.findings) < _MAX_FINDINGS:
+            self.findings.append(f"step {self.step}: {words}")
+
+    def add_job(self, job_id: int, request_id: str, chunks: Iterable[int]) -> None:
+        """A transfer job was made, for a request and with chunks of the host."""
+        self.job_requests[job_id] = request_id
+        self._job_keys[job_id] = {chunk: self.chunk_keys[chunk] for chunk in chunks}
+
+    def key(self, job_id: int, chunk: int) -> tuple[int, bytes]:
+        """(group, block hash) that a chunk was given to when the job was made."""
+        return self._job_keys[job_id][chunk]
+
+    # --- what things should be ---
+
+    def text(self, request_id: str) -> Text:
+        """The text of a request."""
+        return self._texts[request_id]
+
+    def add_request(self, request_id: str, tokens: list[int]) -> None:
+        """Follow a request, whose `tokens` list grows as it decodes."""
+        self._texts[request_id] = Text(tokens, self.size)
+
+    def name_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
+        """Learn what content vLLM's hashes of a request stand for."""
+        done = self._registered.get(request_id, 0)
+        for index in range(done, len(hashes)):
+            self._known[bytes(hashes[index])] = (self._texts[request_id], index)
+        self._registered[request_id] = len(hashes)
+
+    def expected(self, group: int, block_hash: bytes, blocks: int = 1) -> list[Content]:
+        """The contents of the `blocks` blocks that end where a hash ends."""
+        text, last = self._known[block_hash]
+        per = self.units_per_block[group]
+        first = last + 1 - blocks * per
+        return [
+            tuple(text.unit(first + b * per + i) for i in range(per))
+            for b in range(blocks)
+        ]
+
+    def block_of(self, request_id: str, group: int, index: int) -> Content:
+        """The content of one block of a request."""
+        per = self.units_per_block[group]
+        text = self._texts[request_id]
+        return tuple(text.unit(index * per + i) for i in range(per))
+
+
+class LedgerWorker(release_adapter.OffloadingWorker):
+    """Stands for one rank's memory and its copies.
+
+    A copy is done `delay()` steps after it was submitted, or when vLLM waits for it;
+    both its source and its target are looked at in that moment, the latest possible.
+    """
+
+    def __init__(self, ledger: Ledger, delay: Callable[[], int] | None = None) -> None:
+        self._ledger = ledger
+        self._delay = delay
+        self._gpu: dict[int, tuple[int, list[Unit]]] = {}
+        self._host: dict[int, tuple[Any, list[Content | None]]] = {}
+        self._in_flight: dict[int, _Transfer] = {}
+        self._done: list[release_adapter.TransferResult] = []
+        # Tests plant a defect here: called with each copy's GPU block and chunk.
+        self.spoil: Callable[[bool, int, int], bool] | None = None
+
+    # --- memory ---
+
+    def _block(self, block_id: int, group: int) -> list[Unit]:
+        owner, units = self._gpu.get(block_id, (None, None))
+        if owner != group:
+            units = [None] * self._ledger.units_per_block[group]
+            self._gpu[block_id] = (group, units)
+        return units
+
+    def content(self, block_id: int, group: int) -> Content:
+        """What a GPU block holds, seen as a block of a group."""
+        owner, units = self._gpu.get(block_id, (None, ()))
+        if owner != group:
+            return (None,) * self._ledger.units_per_block[group]
+        return tuple(units)
+
+    def compute(
+        self,
+        request_id: str,
+        tables: Sequence[Sequence[int]],
+        start: int,
+        valid: int,
+        end: int,
+    ) -> None:
+        """A forward pass over positions [start, end), drafts from `valid` on."""
+        ledger = self._ledger
+        text = ledger.text(request_id)
+        size = ledger.size
+        for group, table in enumerate(tables):
+            per = ledger.units_per_block[group]
+            for index in range(start // size, -(-end // size)):
+                place = index // per
+                if place >= len(table) or table[place] == 0:
+                    # Positions of drafts may lie past what a request was given.
+                    if index * size < valid:
+                        ledger.find(
+                            f"{request_id} computes position {index * size} of group "
+                            f"{group} and has no block for it"
+                        )
+                    continue
+                units = self._block(table[place], group)
+                low = max(start - index * size, 0)
+                high = min(valid - index * size, size)
+                units[index % per] = self._computed(
+                    units[index % per], text, index, low, high, request_id, group
+                )
+
+    def _computed(
+        self,
+        old: Unit,
+        text: Text,
+        index: int,
+        low: int,
+        high: int,
+        request_id: str,
+        group: int,
+    ) -> Unit:
+        """A unit after its tokens [low, high) were computed."""
+        if high <= 0:
+            return None
+        if low:
+            before = text.unit(index, low)
+            if not _begins_with(old, before):
+                self._ledger.find(
+                    f"{request_id} computes from inside unit {index} of group {group}, "
+                    "whose first part is not the request's"
+                )
+                return None
+        new = text.unit(index, high)
+        return old if _begins_with(old, new) else new
+
+    def check_readable(
+        self,
+        request_id: str,
+        tables: Sequence[Sequence[int]],
+        start: int,
+        everything: bool,
+    ) -> None:
+        """The positions that attention at `start` reads hold the request's content.
+
+        Full attention is looked at only if `everything`: its blocks stay.
+        """
+        ledger = self._ledger
+        text = ledger.text(request_id)
+        size = ledger.size
+        for group, spec in enumerate(ledger.groups):
+            if spec.window is None and not everything:
+                continue
+            first = 0 if spec.window is None else max(0, start - spec.window + 1)
+            per = ledger.units_per_block[group]
+            for index in range(first // size, -(-start // size)):
+                wanted = text.unit(index, min(size, start - index * size))
+                place = index // per
+                block = tables[group][place] if place < len(tables[group]) else 0
+                if not block or not _begins_with(
+                    self.content(block, group)[index % per], wanted
+                ):
+                    ledger.find(
+                        f"{request_id} resumes at {start}: group {group} lacks the "
+                        f"content of position {index * size} (block {block})"
+                    )
+                    break
+
+    # --- transfers ---
+
+    def _pairs(self, gpu_spec: Any, host_spec: Any) -> list[tuple[int, int, int, int]]:
+        """Which GPU block goes with which place of which chunk, as in vLLM's worker."""
+        factor = self._ledger.blocks_per_chunk
+        blocks = iter(gpu_spec.block_ids.tolist())
+        chunks = host_spec.block_ids.tolist()
+        pairs = []
+        used = 0
+        for group, count in enumerate(gpu_spec.group_sizes):
+            if not count:
+                continue
+            skip = gpu_spec.block_indices[group] % factor
+            for i in range(skip, skip + count):
+                chunk = chunks[used + i // factor]
+                pairs.append((group, next(blocks), chunk, i % factor))
+            used += -(-(skip + count) // factor)
+        if used != len(chunks):
+            self._ledger.find(f"a transfer names {len(chunks)} chunks and uses {used}")
+        return pairs
+
+    def _submit(self, job_id: int, transfer: _Transfer) -> bool:
+        transfer.due = self._ledger.step + (self._delay() if self._delay else 0)
+        transfer.seen = [self._source(job_id, transfer, p) for p in transfer.pairs]
+        self._in_flight[job_id] = transfer
+        return True
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Take a store; counts the blocks that are not what their key stands for."""
+        ledger = self._ledger
+        transfer = _Transfer(True, self._pairs(src_spec, dst_spec), 0)
+        for group, block, chunk, place in transfer.pairs:
+            key_group, key_hash = ledger.key(job_id, chunk)
+            if key_group != group:
+                ledger.find(
+                    f"job {job_id} stores a block of group {group} in chunk {chunk}, "
+                    f"which is group {key_group}'s"
+                )
+                continue
+            wanted = ledger.expected(group, key_hash, ledger.blocks_per_chunk)
+            if self.content(block, group) != wanted[place]:
+                ledger.junk_stores += 1
+                transfer.junk.add((group, block, chunk, place))
+        return self._submit(job_id, transfer)
+
+    def submit_load(
+        self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
+    ) -> bool:
+        """Take a load; its chunks must be stored."""
+        transfer = _Transfer(
+            False,
+            self._pairs(dst_spec, src_spec),
+            0,
+            request_id=self._ledger.job_requests[job_id],
+            first_blocks=dst_spec.block_indices,
+        )
+        for _, _, chunk, place in transfer.pairs:
+            if self._host_content(job_id, chunk, place) is None:
+                self._ledger.find(f"job {job_id} loads chunk {chunk}, never stored")
+        return self._submit(job_id, transfer)
+
+    def _host_content(self, job_id: int, chunk: int, place: int) -> Content | None:
+        key, contents = self._host.get(chunk, (None, None))
+        if contents is None or key != self._ledger.key(job_id, chunk):
+            return None
+        return contents[place]
+
+    def _source(self, job_id: int, transfer: _Transfer, pair: tuple[int, ...]) -> Any:
+        group, block, chunk, place = pair
+        if transfer.is_store:
+            return self.content(block, group)
+        return self._host_content(job_id, chunk, place)
+
+    def _finish(self, job_id: int) -> None:
+        transfer = self._in_flight.pop(job_id)
+        ledger = self._ledger
+        counts = [0] * len(ledger.groups)
+        for pair, seen in zip(transfer.pairs, transfer.seen, strict=True):
+            group, block, chunk, place = pair
+            source = self._source(job_id, transfer, pair)
+            if source != seen and pair not in transfer.junk:
+                ledger.find(
+                    f"job {job_id}: {'block' if transfer.is_store else 'chunk'} "
+                    f"{block if transfer.is_store else chunk} changed while it was read"
+                )
+            if self.spoil is not None and self.spoil(transfer.is_store, block, chunk):
+                source = (None,) * ledger.units_per_block[group]
+            if transfer.is_store:
+                key = ledger.key(job_id, chunk)
+                if self._host.get(chunk, (None,))[0] != key:
+                    self._host[chunk] = (key, [None] * ledger.blocks_per_chunk)
+                self._host[chunk][1][place] = source
+                ledger.stores += 1
+                continue
+            index = transfer.first_blocks[group] + counts[group]
+            counts[group] += 1
+            if source != ledger.block_of(transfer.request_id, group, index):
+                ledger.find(
+                    f"job {job_id} loads for {transfer.request_id}: chunk {chunk} does "
+                    f"not hold block {index} of group {group}"
+                )
+            empty = (None,) * ledger.units_per_block[group]
+            self._gpu[block] = (group, list(source or empty))
+            ledger.loads += 1
+        self._done.append(release_adapter.TransferResult(job_id, success=True))
+
+    def get_finished(self) -> list[Any]:
+        """The transfers done by now."""
+        for job_id in [
+            job_id
+            for job_id, transfer in self._in_flight.items()
+            if transfer.due <= self._ledger.step
+        ]:
+            self._finish(job_id)
+        done, self._done = self._done, []
+        return done
+
+    def wait(self, job_ids: Iterable[int]) -> None:
+        """Do these transfers now."""
+        for job_id in sorted(job_ids):
+            if job_id in self._in_flight:
+                self._finish(job_id)
+
+    def check_cached(self, cached: Iterable[tuple[int, int, bytes]]) -> None:
+        """Each GPU block that is readable under a hash holds that content."""
+        for block, group, block_hash in cached:
+            wanted = self._ledger.expected(group, block_hash)[0]
+            if self.content(block, group) != wanted:
+                self._ledger.find(
+                    f"block {block} of group {group} is cached under a hash whose "
+                    "content it does not hold"
+                )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated engine behaves as an engine does, on any tree."""
+
+import random
+
+import pytest
+
+from parity.engine import Engine
+from parity.geometry import DSV4, GPT_OSS, SMALL, SMALL_NO_EAGLE
+from parity.history import Setup, cut, tokens_of
+from parity.laws import Laws, common_prefix
+from parity.prompts import prompt
+
+
+def test_a_replay_hits_the_gpu_then_the_host_then_nothing():
+    engine = Engine(SMALL_NO_EAGLE, gpu_blocks=2000)
+    tokens = prompt(1, 500)
+    assert engine.run(tokens).num_hit == 0
+    again = engine.run(tokens)
+    assert (again.num_local, again.num_external) == (480, 0)
+    engine.reset_gpu()
+    again = engine.run(tokens)
+    assert (again.num_local, again.num_external) == (0, 480)
+    engine.reset_gpu()
+    engine.reset_host()
+    assert engine.run(tokens).num_hit == 0
+
+
+def test_a_host_that_is_off_neither_finds_nor_takes():
+    engine = Engine(SMALL_NO_EAGLE, gpu_blocks=2000)
+    tokens = prompt(1, 500)
+    engine.run(tokens)
+    chunks = engine.num_host_chunks
+    engine.reset_gpu()
+    engine.set_host(lookup=False, store=False)
+    assert engine.run(tokens + prompt(2, 200)).num_hit == 0
+    assert engine.num_host_chunks == chunks
+    engine.set_host()
+    engine.reset_gpu()
+    assert engine.run(tokens).num_external == 480
+
+
+def test_dense_retention_stores_every_full_attention_chunk():
+    engine = Engine(SMALL, gpu_blocks=2000)
+    tokens = prompt(1, 500)
+    engine.run(tokens)
+    keys = engine.host_keys(tokens)
+    assert [i for group, i in keys if group == 0] == list(range(15))
+    assert len(keys) == engine.num_host_chunks
+
+
+def test_sparse_retention_reaches_both_tiers():
+    tokens = prompt(1, 2000)
+    sparse = Engine(SMALL_NO_EAGLE, 0, gpu_blocks=4000)
+    dense = Engine(SMALL_NO_EAGLE, None, gpu_blocks=4000)
+    assert sparse.run(tokens).stored_chunks < dense.run(tokens).stored_chunks / 2
+    cached = [len(list(e.parts.cached_blocks())) for e in (sparse, dense)]
+    assert cached[0] < cached[1] / 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_output_does_not_depend_on_where_the_prompt_came_from(asynchronous):
+    engine = Engine(
+        SMALL,
+        gpu_blocks=4000,
+        max_num_batched_tokens=128,
+        async_scheduling=asynchronous,
+    )
+    prompts = [prompt(seed, 300 + seed) for seed in range(3)]
+    cold = engine.run_all(prompts, max_tokens=9)
+    engine.reset_gpu()
+    warm = engine.run_all(prompts, max_tokens=9)
+    assert all(result.num_external for result in warm)
+    assert [len(result.output) for result in cold] == [9, 9, 9]
+    assert [r.output for r in cold] == [r.output for r in warm]
+
+
+def test_requests_that_do_not_fit_are_preempted_and_end():
+    engine = Engine(GPT_OSS, gpu_blocks=60, host_chunks=30, ledger=True)
+    results = engine.run_all([prompt(seed, 150) for seed in range(6)], max_tokens=120)
+    engine.check_at_rest()
+    assert [len(result.output) for result in results] == [120] * 6
+    assert engine.ledger.findings == []
+    assert engine.num_host_chunks == 30
+
+
+def test_block_hashes_given_are_those_computed():
+    engine = Engine(DSV4, gpu_blocks=4000)
+    tokens = prompt(1, 1500)
+    hashes = engine.parts.block_hashes(tokens)
+    engine.run(tokens[:1026], hashes=hashes, max_tokens=3)
+    assert (
+        engine.run(tokens[:1026]).num_local
+        == engine.run(tokens[:1026], hashes=hashes).num_local
+        > 0
+    )
+
+
+def test_a_prompt_is_a_prefix_of_a_longer_one_of_its_seed():
+    assert prompt(3, 1000)[:613] == prompt(3, 613)
+    assert common_prefix(prompt(3, 500), prompt(4, 500)) == 0
+
+
+def test_cutting_parts_cuts_tokens():
+    parts = ((1, 40), (2, 30))
+    for length in (0, 1, 40, 41, 70):
+        assert tokens_of(cut(parts, length)) == tokens_of(parts)[:length]
+
+
+def test_common_prefix_of_random_texts():
+    draw = random.Random(1)
+    for _ in range(200):
+        one = [draw.randint(0, 1) for _ in range(draw.randint(0, 9))]
+        other = [draw.randint(0, 1) for _ in range(draw.randint(0, 9))]
+        same = 0
+        while same < min(len(one), len(other)) and one[same] == other[same]:
+            same += 1
+        assert common_prefix(one, other) == same
+
+
+@pytest.mark.parametrize(
+    ("tokens", "law"),
+    [
+        (((1, 100),), "L1 replay"),
+        (((1, 100), (9, 50)), "L2 extension"),
+        (((1, 90), (9, 50)), "L4 edit near the end"),
+        (((1, 40), (9, 50)), None),
+        (((9, 50),), None),
+    ],
+)
+def test_which_law_speaks(tokens, law):
+    laws = Laws(Setup(SMALL, 0, "host"))
+    laws.add(tokens_of(((1, 100),)), [7])
+    found = laws.law(tokens_of(tokens))
+    assert (found and found[0]) == law
+
+
+def test_the_second_sibling_makes_a_junction_and_the_third_is_owed_it():
+    laws = Laws(Setup(SMALL, 0, "host"))
+    laws.add(tokens_of(((1, 300),)), [7])
+    assert laws.law(tokens_of(((1, 100), (2, 100)))) is None
+    laws.add(tokens_of(((1, 100), (2, 100))), [7])
+    assert laws.want(tokens_of(((1, 100), (3, 100))), 101) == ("L3 siblings", 96)
+    assert laws.law(tokens_of(((1, 200), (3, 100)))) is None

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulation shows what published releases were measured to do.
+
+Run with PARITY_TREE=stock and a published release on PYTHONPATH.
+"""
+
+import pytest
+
+from parity import release_adapter, scenarios, sweep
+from parity.engine import Engine
+from parity.geometry import DSV4, DSV4_NO_EAGLE, GEMMA, GEMMA_NO_EAGLE, GEOMETRIES
+from parity.history import Setup, play
+from parity.prompts import prompt
+
+# (geometry, retention): {length: (GPU hit, host hit)}
+REPLAYS = {
+    "0.33.0": {
+        ("dsv4-mtp", 0): {8193: (7936, 0), 7102: (6656, 6912)},
+        ("dsv4-mtp", 4096): {8193: (7936, 4096), 7102: (6656, 6912)},
+        ("dsv4-mtp", None): {8193: (7936, 7936), 7102: (6912, 6912)},
+        ("gemma-eagle", 0): {
+            8076: (8032, 0),
+            4937: (4896, 0),
+            8514: (8480, 0),
+            7656: (7616, 0),
+            7341: (7296, 0),
+            6342: (6304, 0),
+            8193: (8160, 0),
+        },
+        ("gemma", 0): {8193: (8192, 8192)},
+    },
+    "0.25.1": {
+        ("dsv4-mtp", None): {500: (256, 0), 7102: (6912, 0), 8193: (7936, 0)},
+        ("dsv4-mtp", 0): {500: (256, 0), 7102: (6912, 0), 8193: (0, 0)},
+        ("dsv4-mtp", 4096): {500: (256, 0), 7102: (6912, 0), 8193: (4096, 0)},
+        ("dsv4", None): {500: (256, 256), 8193: (8192, 8192)},
+        ("gemma-eagle", None): {8193: (8160, 8160), 8514: (8480, 8160)},
+    },
+}
+# (geometry, retention): chunks stored for 49,004 tokens
+CHUNKS = {
+    "0.33.0": {
+        ("dsv4", 0): 213,
+        ("dsv4-mtp", 0): 214,
+        ("dsv4", 4096): 455,
+        ("dsv4-mtp", 4096): 467,
+        ("dsv4", None): 4410,
+        ("dsv4-mtp", None): 4600,
+    },
+    "0.25.1": {("dsv4-mtp", None): 4388, ("dsv4-mtp", 0): 4388},
+}
+# Four siblings of 20,000 + 3,000 tokens: (geometry, tier, retention): their hits
+SIBLINGS = {
+    "0.33.0": {
+        (DSV4_NO_EAGLE, "gpu", 0): [0, 0, 19968, 19968],
+        (DSV4_NO_EAGLE, "host", 0): [0, 0, 0, 0],
+        (DSV4_NO_EAGLE, "host", 4096): [0, 16384, 16384, 16384],
+        (DSV4, "gpu", 0): [0, 0, 0, 0],
+        (DSV4, "gpu", 4096): [0, 16384, 16384, 16384],
+        (DSV4, "host", None): [0, 19712, 19712, 19712],
+    },
+    # Its store knows no retention; the GPU cache knows no junctions.
+    "0.25.1": {
+        (DSV4_NO_EAGLE, "gpu", 0): [0, 0, 0, 0],
+        (DSV4_NO_EAGLE, "host", 0): [0, 19968, 19968, 19968],
+        (DSV4, "gpu", 4096): [0, 16384, 16384, 16384],
+        (DSV4, "host", None): [0, 0, 0, 0],
+    },
+}
+# Gemma without a drafter, retention 0: (tokens, edited at the end): (GPU, host)
+EDITS = {
+    "0.33.0": {(4100, 5): (0, 0), (4110, 5): (4096, 4096)},
+    "0.25.1": {(4100, 5): (0, 4064), (4110, 5): (4096, 4096)},
+}
+
+VERSION = release_adapter.version()
+
+
+def test_the_figures_of_this_release_are_known():
+    assert VERSION in REPLAYS
+
+
+@pytest.mark.parametrize("case", REPLAYS.get(VERSION, {}), ids=str)
+def test_replays(case):
+    name, retention = case
+    known = REPLAYS[VERSION][case]
+    measured = sweep.replays(GEOMETRIES[name], retention, list(known))
+    assert {r.length: (r.gpu, r.host) for r in measured} == known
+
+
+@pytest.mark.parametrize("case", CHUNKS.get(VERSION, {}), ids=str)
+def test_chunks_stored_for_49004_tokens(case):
+    name, retention = case
+    engine = Engine(GEOMETRIES[name], retention, gpu_blocks=24_000)
+    first = engine.run(prompt(0, 49_004))
+    assert first.stored_chunks == CHUNKS[VERSION][case]
+
+
+@pytest.mark.parametrize("case", SIBLINGS.get(VERSION, {}), ids=str)
+def test_siblings(case):
+    geometry, tier, retention = case
+    setup = Setup(geometry, retention, tier, options=(("gpu_blocks", 60_000),))
+    scenario = scenarios.siblings(20_000, 3_000)
+    sent = play(setup.engine(), scenario.history, tier)
+    assert [s.hit for s in sent] == SIBLINGS[VERSION][case]
+
+
+@pytest.mark.parametrize("case", EDITS.get(VERSION, {}), ids=str)
+def test_edits_near_the_end(case):
+    scenario = scenarios.edit_near_end(*case)
+    hits = tuple(
+        scenarios.hits(scenario, Setup(GEMMA_NO_EAGLE, 0, tier))[1]
+        for tier in ("gpu", "host")
+    )
+    assert hits == EDITS[VERSION][case]
+
+
+def test_a_drafter_hole_at_a_prefill_chunk_is_seen_by_the_sweep():
+    if_broken = {"0.25.1": [8514], "0.33.0": []}
+    records = sweep.measure(GEMMA, [8193, 8514], [None])
+    short = [r["length"] for r in records if r["host"] < r["want_host"]]
+    assert short == if_broken[VERSION]

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that test and lint: what they show and how they end."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import release_tests
+from offload_parity import exporting, proof, series_lint, unit_env
+from offload_parity.errors import UserError
+from offload_parity.proof import Finding, Proof, Row
+from offload_parity.unit_env import UnitEnv
+from release_tests import Report, Result
+
+
+def broken(_):
+    raise UserError("no network")
+
+
+def test_report_goes_on_after_a_failure_and_shows_everything(capsys, tmp_path) -> None:
+    report = Report()
+    report.run("vLLM 9.9.0", "first", broken)
+    report.run("vLLM 9.9.0", "second", lambda _: Result(True, "3 passed"))
+    report.run(
+        "ours",
+        "third",
+        lambda _: Result(False, "1 lost", ["lost: a.py::b"], [tmp_path / "x.log"]),
+    )
+    out = capsys.readouterr().out
+    assert "lost: a.py::b" in out
+    assert "x.log" in out
+    assert not report.ok
+    lines = report.summary().splitlines()
+    assert lines[0] == "vLLM 9.9.0"
+    assert lines[1].split() == ["first", "FAILED", "0", "s", "no", "network"]
+    assert lines[2].split() == ["second", "ok", "0", "s", "3", "passed"]
+    assert lines[3] == "ours"
+    assert lines[-1].startswith("2 of 3 failed")
+
+
+def test_report_of_good_steps_is_good() -> None:
+    report = Report()
+    report.run("ours", "one", lambda _: Result(True, ""))
+    assert report.ok
+    assert "all passed" in report.summary()
+
+
+def test_failing_program_shows_its_last_lines_and_its_log(tmp_path, capsys) -> None:
+    report = Report()
+    command = [sys.executable, "-c", "print('why'); raise SystemExit(3)"]
+    step = release_tests.command_step(command, tmp_path / "logs" / "x.log")
+    report.run("ours", "program", step)
+    out = capsys.readouterr().out
+    assert "why" in out
+    assert "x.log" in out
+    assert not report.ok
+
+
+def test_proof_table_shows_both_runs_and_the_findings() -> None:
+    row = Row(
+        "0001-x.patch", "tests/a.py::test_b", 2, "1 of 2: assert 1 == 2", "passed"
+    )
+    release = release_tests.releases.default()
+    text = release_tests.proof_table(release, Proof([row]))
+    assert "tests/a.py::test_b (2 cases)" in text
+    assert "stock:   1 of 2: assert 1 == 2" in text
+    assert "patched: passed" in text
+    assert "FINDING" not in text
+    found = Proof([row], [Finding("0001-x.patch", "test_b proves nothing")])
+    text = release_tests.proof_table(release, found)
+    assert "FINDING 0001-x.patch: test_b proves nothing" in text
+
+
+@pytest.fixture
+def fake(monkeypatch) -> None:
+    """Nothing is built: an environment that is not there, a series that is good."""
+    monkeypatch.setattr(unit_env, "ensure", lambda: UnitEnv(Path("/nowhere")))
+    monkeypatch.setattr(exporting, "check", lambda _: [])
+
+
+@pytest.mark.parametrize(("findings", "code"), [([], 0), ([Finding("p", "bad")], 1)])
+def test_proof_ends_by_its_findings(fake, monkeypatch, findings, code) -> None:
+    monkeypatch.setattr(proof, "check", lambda *_, **__: Proof([], findings))
+    done = CliRunner().invoke(release_tests.cli, ["proof", "--release", "0.33.0"])
+    assert done.exit_code == code, done.output
+
+
+def test_lint_ends_with_1_and_names_patch_line_and_rule(fake, monkeypatch) -> None:
+    finding = series_lint.Finding("0001-x.patch", "vllm/a.py:3", "ruff check: E501")
+    monkeypatch.setattr(release_tests, "own_hooks", lambda _: Result(True, ""))
+    monkeypatch.setattr(series_lint, "check", lambda *_: [finding])
+    done = CliRunner().invoke(release_tests.cli, ["lint", "--release", "0.33.0"])
+    assert done.exit_code == 1
+    assert "0001-x.patch: vllm/a.py:3: ruff check: E501" in done.output
+
+
+def test_release_that_is_not_supported_is_one_line(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["release_tests.py", "proof", "--release", "0.1"])
+    monkeypatch.setattr(unit_env, "ensure", lambda: UnitEnv(Path("/nowhere")))
+    with pytest.raises(SystemExit) as end:
+        release_tests.main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_series_that_is_broken_does_not_hide_the_rest(fake, monkeypatch) -> None:
+    def no_environment():
+        raise UserError("the package index cannot be reached")
+
+    good = Result(True, "5 passed")
+    monkeypatch.setattr(exporting, "check", lambda _: ["series lists 0001-x.patch"])
+    monkeypatch.setattr(unit_env, "ensure", no_environment)
+    monkeypatch.setattr(release_tests, "command_step", lambda *_: lambda _: good)
+    done = CliRunner().invoke(release_tests.cli, ["test", "--release", "0.33.0"])
+    assert done.exit_code == 1
+    assert "series lists 0001-x.patch" in done.output
+    assert "not run: there is no environment" in done.output
+    assert "5 passed" in done.output
