@@ -46,7 +46,6 @@ torch = "torch==0"
 requirements = "requirements/common.txt"
 packages = ["pytest"]
 paths = ["tests"]
-platform = "env"
 [lint]
 ruff = "ruff==0.14.0"
 """

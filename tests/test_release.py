@@ -64,7 +64,6 @@ def test_no_release_at_all(world: World) -> None:
 def test_own_releases_can_be_read(folder) -> None:
     found = release.read(folder)
     assert len(found.sdist_sha256) == 64 and found.sdist_name.endswith(".tar.gz")
-    assert found.unit_tests.platform in ("env", "version")
     # every key is one that is read
     facts = tomllib.loads((folder / "release.toml").read_text())
     assert set(facts) == {"version", "upstream_commit", "sdist", "unit_tests", "lint"}

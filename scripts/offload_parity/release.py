@@ -26,7 +26,6 @@ class UnitTests:
     requirements: str
     packages: tuple[str, ...]
     paths: tuple[str, ...]
-    platform: str
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,6 @@ def read(folder: Path) -> Release:
                 requirements=tests["requirements"],
                 packages=tuple(tests["packages"]),
                 paths=tuple(tests["paths"]),
-                platform=tests["platform"],
             ),
             lint_ruff=facts["lint"]["ruff"],
         )
