@@ -7,6 +7,7 @@ import io
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,9 @@ import pytest
 
 import series
 from offload_parity import build_tree, exporting, release
+
+# A job in the background ignores Ctrl-C, and so would the programs interrupted here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 NEW, OLD = "9.9.0", "9.8.0"
