@@ -6,10 +6,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from offload_parity.errors import UserError
 from offload_parity.paths import ROOT, build_root, cache_folder
 
 # Both folders can be set to one that holds other things: only our names go.
-BUILT = ("vllm-*", ".building-*", "cache", "lint", "reports", ".lock")
+BUILT = (".building-*", "vllm-*", "cache", "lint", "reports", ".lock")
 ENVIRONMENTS = ("unit-env-*", ".unit-env-*.lock", "pre-commit")
 CACHED = ("vllm-*.tar.gz", ".part-*", ".vllm-*.lock")
 
@@ -21,19 +22,26 @@ def doomed(everything: bool) -> list[Path]:
         places += [(build_root(), ENVIRONMENTS), (cache_folder(), CACHED)]
     found = [path for folder, names in places for n in names for path in folder.glob(n)]
     if everything and (ROOT / "build").exists():
-        found = [path for path in found if ROOT / "build" not in path.parents]
         found.append(ROOT / "build")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def main() -> None:
     """Remove the built trees; with ``--all`` the tools and the downloads too."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="tools and downloads too")
-    for path in doomed(parser.parse_args().all):
+    everything = parser.parse_args().all
+    try:
+        found = doomed(everything)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    for path in found:
         print(f"removing {path}")
         try:
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
+                if path.name.startswith("vllm-"):
+                    # Interrupted, no half of a tree is left under its name.
+                    path = path.rename(path.with_name(f".building-{path.name}"))
                 shutil.rmtree(path)
             else:
                 path.unlink()

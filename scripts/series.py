@@ -39,6 +39,8 @@ def command(*targets: str) -> Callable:
     def register(function: Callable) -> click.Command:
         @wraps(function)
         def run(**values: str | None) -> None:
+            if values["release"]:
+                values["release"] = values["release"].strip()
             for name, value in values.items():
                 variable = f"{name.upper()}="
                 if value == "":
@@ -58,12 +60,16 @@ def command(*targets: str) -> Callable:
     return register
 
 
-def _titles(series: patches.Series, applied: list[bool] | None = None) -> None:
+def _titles(
+    series: patches.Series,
+    applied: list[bool] | None = None,
+    absent: str = "missing",
+) -> None:
     """Print the patches; with ``applied`` whether each one is there."""
     for number, patch in enumerate(series.patches):
         state = ""
         if applied is not None:
-            state = "applied  " if applied[number] else "missing  "
+            state = f"{'applied' if applied[number] else absent}  "
         click.echo(f"  {state}{patch.name[:4]} {patch.title}")
 
 
@@ -99,6 +105,7 @@ def apply(release: str | None, vllm: str | None, python: str | None) -> None:
         )
         _titles(series)
         click.echo(f"Next: make test RELEASE={wanted.version}")
+        click.echo("To serve it: make apply PYTHON=<your server's python>")
 
 
 def _apply_checkout(path: str, version: str | None) -> None:
@@ -187,7 +194,11 @@ def _status_built(wanted: releases.Release) -> bool:
     series = patches.read_series(wanted)
     state = build_tree.standing(wanted, series)
     click.echo(f"vLLM {wanted.version}: source {sdist}, tree {shown(path)}: {state}")
-    _titles(series, [state == build_tree.APPLIED] * len(series.patches))
+    _titles(
+        series,
+        [state == build_tree.APPLIED] * len(series.patches),
+        "not applied" if state == build_tree.STOCK else "missing",
+    )
     return state in (build_tree.APPLIED, build_tree.STOCK)
 
 
@@ -200,7 +211,8 @@ def _status_checkout(path: str, version: str | None) -> bool:
         f"vLLM {standing.series.release.version} ({known or 'as RELEASE= says'}) in "
         f"{repo.path}, on {repo.branch() or 'no branch'}"
     )
-    _titles(standing.series, list(standing.applied))
+    absent = "missing" if standing.partly else "not applied"
+    _titles(standing.series, list(standing.applied), absent)
     for name in drifted:
         click.echo(f"  drifted  {name} has uncommitted changes")
     return not (standing.partly or drifted)
@@ -215,7 +227,11 @@ def _status_installed(python: str, version: str | None) -> bool:
     )
     states = set(standing.files.values())
     applied = standing.total if states == {"patched"} else standing.applied
-    _titles(standing.series, [n < applied for n in range(standing.total)])
+    _titles(
+        standing.series,
+        [n < applied for n in range(standing.total)],
+        "not applied" if states == {"stock"} else "missing",
+    )
     for name, state in standing.files.items():
         if state == "drifted" or (state == "partly" and not applied):
             click.echo(f"  drifted  {name} is neither stock nor as the series makes it")
@@ -278,6 +294,9 @@ def main() -> None:
         sys.exit(2)
     except UserError as error:
         click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted; nothing was left half done", err=True)

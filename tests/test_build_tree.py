@@ -29,6 +29,8 @@ from conftest import (
     text,
 )
 from offload_parity import build_tree, index, release
+from offload_parity.errors import UserError
+from offload_parity.git import GitError
 
 
 @pytest.fixture
@@ -43,7 +45,8 @@ def test_apply_builds_the_tree(world: World, tree: Path) -> None:
     assert git(tree, "rev-parse", "base")[:12] in out
     for title in TITLES:
         assert title in out
-    assert out.endswith(f"Next: make test RELEASE={NEW}\n")
+    assert f"Next: make test RELEASE={NEW}\n" in out
+    assert out.endswith("To serve it: make apply PYTHON=<your server's python>\n")
     assert git(tree, "log", "--reverse", "--format=%s", "base..") == "\n".join(TITLES)
     assert git(tree, "rev-list", "--count", "HEAD") == "5"
     assert git(tree, "branch", "--show-current") == f"offload-parity/{NEW}"
@@ -283,7 +286,8 @@ def test_unapply_and_apply_again(world: World, tree: Path) -> None:
     assert f"stock vLLM {NEW}" in world.good("unapply")
     assert git(tree, "rev-parse", "HEAD") == git(tree, "rev-parse", "base")
     assert (tree / GONE).exists() and not (tree / REACH).exists()
-    assert "stock" in world.good("status", "--release", NEW)
+    out = world.good("status", "--release", NEW)
+    assert "stock" in out and out.count("not applied  0") == 4 and "missing" not in out
     world.good("unapply")
     world.good("apply")
     assert git(tree, "rev-parse", "HEAD") == tip
@@ -299,6 +303,67 @@ def test_unapply_loses_nothing_that_somebody_made(world: World, tree: Path) -> N
     git(tree, "checkout", "-q", mine)
     git(tree, "stash", "pop")
     assert (tree / STORE).read_text() == "not committed\n"
+
+
+def test_unapply_from_another_branch_keeps_both(world: World, tree: Path) -> None:
+    world.good("apply")
+    mine = commit(tree, "Mine", {MASK: text("mine")})
+    git(tree, "switch", "-q", "-c", "side", "base")
+    other = commit(tree, "Other", {STORE: text("other")})
+    out = world.good("unapply")
+    for tip in (mine, other):
+        assert f"edited/{tip[:12]}" in out
+        assert git(tree, "rev-parse", f"edited/{tip[:12]}") == tip
+
+
+def test_unapply_during_a_rebase_is_refused(
+    world: World, tree: Path, unchanged
+) -> None:
+    world.good("apply")
+    commit(tree, "Mine", {MASK: text("mine")})
+    git(tree, "rebase", "-q", "-i", "base", GIT_SEQUENCE_EDITOR="sed -i 1s/pick/edit/")
+    unchanged(tree)
+    assert "rebase is in progress" in world.refused("unapply")
+
+
+@pytest.mark.parametrize("damage", ["HEAD", "refs", "objects"])
+def test_damaged_tree_is_refused_and_nothing_around_it_touched(
+    world: World, tree: Path, unchanged, damage: str
+) -> None:
+    """The repository that encloses the build folder is not worked on instead."""
+    outer = world.root
+    git(outer, "init", "-q")
+    commit(outer, "Project", {"README.md": "project\n", ".gitignore": "build/\n"})
+    world.good("apply")
+    (outer / "README.md").write_text("being edited\n")
+    place = tree / ".git" / damage
+    place.rename(world.root / "build" / damage)
+    unchanged(outer)
+    for name in ("unapply", "apply", "export", "edit", "check"):
+        assert "is damaged: remove it (rm -r" in world.refused(name)
+    code, out, _ = world.run("status")
+    assert code == 1 and "is damaged: remove it" in out and f"vLLM {OLD}" in out
+
+
+def test_state_without_a_tip_is_never_written(world: World, tree: Path) -> None:
+    world.good("apply")
+    state = build_tree.read_state(build_tree.repo(tree))
+    with pytest.raises(UserError, match="damaged"):
+        build_tree.write_state(build_tree.repo(tree), build_tree.State("", None))
+    assert build_tree.read_state(build_tree.repo(tree)) == state
+
+
+def test_git_fault_is_the_line_that_says_it() -> None:
+    stderr = (
+        "hint: x\nerror: The following files would be overwritten by checkout:\n"
+        "\tvllm/x.py\nPlease move them.\nAborting\n"
+    )
+    assert str(GitError(("-c", "a=b", "switch"), stderr)) == (
+        "git switch failed: error: The following files would be overwritten by "
+        "checkout: vllm/x.py"
+    )
+    assert str(GitError(("x",), "one\ntwo\n")) == "git x failed: two"
+    assert str(GitError(("x",), "")) == "git x failed: no message"
 
 
 def test_unapply_without_a_tree(world: World) -> None:

@@ -154,7 +154,9 @@ def test_hostile_configuration_and_hooks(
         "branch.autoSetupMerge=always", "color.ui=always", "diff.external=/bin/false",
         "format.pretty=oneline", "log.date=relative", "status.relativePaths=true",
         "status.branch=true", "status.short=true", "log.decorate=full",
-        "checkout.defaultRemote=x", "pager.log=true",
+        "checkout.defaultRemote=x", "pager.log=true", "diff.interHunkContext=40",
+        "diff.indentHeuristic=false", "diff.orderFile=/none", "diff.relative=true",
+        "diff.suppressBlankEmpty=true", "format.pretty=%s",
     ):  # fmt: skip
         git(tree, "config", *setting.split("=", 1))
     world.good("apply", "--vllm", tree)
@@ -162,7 +164,151 @@ def test_hostile_configuration_and_hooks(
     world.good("status", "--vllm", tree)
     assert "Already applied" in world.good("apply", "--vllm", tree)
     world.good("unapply", "--vllm", tree)
+    # and where the patches are found by their ids
+    world.good("apply", "--vllm", tree)
+    write(tree, {STORE: (tree / STORE).read_text() + "# later\n"})
+    mine = ("commit.gpgSign=false", "core.hooksPath=/none", "diff.orderFile=/dev/null")
+    plain = [part for setting in mine for part in ("-c", setting)]
+    git(tree, *plain, "commit", "-q", "-a", "-m", "Later")
+    assert "Already applied" in world.good("apply", "--vllm", tree)
     assert not (tmp_path / "ran").exists()
+
+
+def test_user_setting_does_not_join_hunks(world: World, clone: Clone) -> None:
+    """A patch of two hunks in one file, looked for by its id."""
+    world.good("edit")
+    built = world.build / f"vllm-{NEW}"
+    lines = (built / STORE).read_text().splitlines(keepends=True)
+    lines[40], lines[52] = "first = 1\n", "second = 1\n"
+    commit(built, "[Core] Two hunks", {STORE: "".join(lines)})
+    world.good("export")
+    tree = clone()
+    world.good("apply", "--vllm", tree)
+    commit(tree, "Later", {STORE: (tree / STORE).read_text() + "# later\n"})
+    git(tree, "config", "diff.interHunkContext", "30")
+    assert "Already applied: 5" in world.good("apply", "--vllm", tree)
+
+
+def fake_git(tmp_path: Path, when: str, what: str) -> dict[str, str]:
+    """An environment whose git does ``what`` after a command like ``when``."""
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir(exist_ok=True)
+    fake.write_text(
+        f"""#!/bin/sh
+{shutil.which("git")} "$@"; code=$?
+case "$*" in {when}) {what};; esac
+exit $code
+"""
+    )
+    fake.chmod(0o755)
+    return {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("command", ["apply", "unapply"])
+def test_switch_that_could_not_write_a_file(
+    world: World, clone: Clone, unchanged, tmp_path: Path, command: str
+) -> None:
+    """git says so on stderr and exits 0."""
+    tree = clone()
+    if command == "unapply":
+        world.good("apply", "--vllm", tree)
+    unchanged(tree)
+    env = fake_git(
+        tmp_path, '*"--discard-changes"*) ;; *" switch -q "*',
+        f"echo old > '{tree}/{MASK}'",
+    )  # fmt: skip
+    run = world.start(command, "--vllm", str(tree), env=env)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and err.count("\n") == 1, err
+    assert f"{MASK} cannot be written" in err
+
+
+def test_switch_that_failed_half_way(
+    world: World, clone: Clone, unchanged, tmp_path: Path
+) -> None:
+    """As where git may not unlink a file: it exits 1 and others are written."""
+    tree = clone()
+    unchanged(tree)
+    new = tree / REACH
+    env = fake_git(tmp_path, "none", ":")
+    fake = tmp_path / "bin" / "git"
+    fake.write_text(
+        f"""#!/bin/sh
+case "$*" in *" switch -q --no-track "*)
+    echo new > '{tree}/{MASK}'; rm '{tree}/{GONE}'
+    mkdir -p '{new.parent}'; echo new > '{new}'
+    echo 'error: unable to unlink' >&2; exit 1;;
+esac
+exec {shutil.which("git")} "$@"
+"""
+    )
+    run = world.start("apply", "--vllm", str(tree), env=env)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and "error: unable to unlink" in err
+    assert not new.parent.exists()
+
+
+@pytest.mark.parametrize("command", ["apply", "unapply"])
+def test_folder_that_cannot_be_written(
+    world: World, clone: Clone, unchanged, monkeypatch, command: str
+) -> None:
+    tree = clone()
+    if command == "unapply":
+        world.good("apply", "--vllm", tree)
+    unchanged(tree)
+    closed, real = tree / "vllm/v1/core", os.access
+    # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda p, m: p != closed and real(p, m))
+    err = world.refused(command, "--vllm", tree)
+    assert "cannot be written" in err and f"make {closed} writable" in err
+
+
+def test_two_runs_side_by_side(world: World, clone: Clone) -> None:
+    tree = clone()
+    before = snapshot(tree)
+    outputs = []
+    for run in [world.start("apply", "--vllm", str(tree)) for _ in range(3)]:
+        out, err = run.communicate(timeout=60)
+        assert (run.returncode, err) == (0, "")
+        outputs.append(out)
+    assert sum("Applied 4" in out for out in outputs) == 1
+    assert sum("Already applied" in out for out in outputs) == 2
+    world.good("unapply", "--vllm", tree)
+    assert snapshot(tree) == before
+
+
+def test_record_of_a_branch_that_appeared_meanwhile_is_kept(
+    world: World, clone: Clone, tmp_path: Path
+) -> None:
+    tree = clone()
+    env = fake_git(tmp_path, "*offloadParityFrom*", f"git branch {BRANCH} HEAD")
+    run = world.start("apply", "--vllm", str(tree), env=env)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and "already exists" in err
+    assert git(tree, "config", f"branch.{BRANCH}.offloadParityTip")
+
+
+def test_work_tree_of_a_killed_run_is_removed(
+    world: World, clone: Clone, tmp_path: Path
+) -> None:
+    tree = clone()
+    before = snapshot(tree)
+    env = fake_git(tmp_path, "*am*0001-*", f"kill -{signal.SIGKILL.value} $PPID")
+    run = world.start("apply", "--vllm", str(tree), env=env | {"TMPDIR": str(tmp_path)})
+    run.communicate(timeout=60)
+    assert run.returncode == -signal.SIGKILL
+    assert git(tree, "worktree", "list").count("\n") == 1
+    world.good("apply", "--vllm", tree)
+    assert git(tree, "worktree", "list").count("\n") == 0
+    assert not list(tmp_path.glob("offload-parity-*"))
+    world.good("unapply", "--vllm", tree)
+    assert snapshot(tree) == before
+
+
+def test_home_folder_that_is_not_known(world: World) -> None:
+    for name in ("apply", "status", "unapply"):
+        err = world.refused(name, "--vllm", "~nosuchuser/vllm")
+        assert "~nosuchuser/vllm: no home folder is known" in err
 
 
 def test_checkout_with_converted_line_ends(world: World, clone: Clone) -> None:
@@ -556,7 +702,7 @@ def test_unapply_when_the_first_branch_is_gone(world: World, clone: Clone) -> No
 def test_status(world: World, clone: Clone, unchanged) -> None:
     tree = clone()
     out = world.good("status", "--vllm", tree)
-    assert f"vLLM {NEW}" in out and out.count("missing  0") == 4
+    assert f"vLLM {NEW}" in out and out.count("not applied  0") == 4
     world.good("apply", "--vllm", tree)
     unchanged(tree)
     assert world.good("status", "--vllm", tree).count("applied  0") == 4

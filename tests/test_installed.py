@@ -256,6 +256,11 @@ def test_no_interpreter(world: World, env: Env, tmp_path: Path) -> None:
     assert "does not run as a Python interpreter" in err
 
 
+def test_a_sitecustomize_that_prints(world: World, env: Env) -> None:
+    (env.site / "sitecustomize.py").write_text("print('hello\\n{', end='')\n")
+    assert "Applied 4" in world.good("apply", "--python", env.python)
+
+
 def test_editable_install(world: World, env: Env, tmp_path: Path) -> None:
     tree = tmp_path / "checkout"
     write(tree, stock_files(NEW))
@@ -293,12 +298,74 @@ def test_read_only_package(world: World, env: Env, folder: str) -> None:
     assert after == before
 
 
+def held_to_permissions(world: World, env: Env, *args: object) -> str:
+    """What a command says when it fails, in one line, and changes no file."""
+    before = package_files(env)
+    run = world.start(*args, "--python", env.python, preexec_fn=obey_permissions)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1, (
+        err
+    )
+    assert package_files(env) == before
+    return err
+
+
+@pytest.mark.parametrize("folder", ["vllm", "vllm/v1/core", "vllm/distributed"])
+def test_unapply_of_a_read_only_package(world: World, env: Env, folder: str) -> None:
+    stock = env.everything()
+    world.good("apply", "--python", env.python)
+    (env.site / folder).chmod(0o555)
+    err = held_to_permissions(world, env, "unapply")
+    assert f"cannot write {env.site / folder}: Permission denied" in err
+    assert "0 of 4 files are as before" in err
+    assert f"make unapply PYTHON={env.python} again" in err
+    (env.site / folder).chmod(0o755)
+    world.good("unapply", "--python", env.python)
+    assert env.everything() == stock
+
+
+@pytest.mark.parametrize("command", ["apply", "unapply", "status"])
+def test_unreadable_file(world: World, env: Env, command: str) -> None:
+    if command == "unapply":
+        world.good("apply", "--python", env.python)
+    (env.site / MASK).chmod(0)
+    err = held_to_permissions(world, env, command)
+    assert f"cannot read {env.site / MASK}: Permission denied" in err
+
+
+@pytest.mark.parametrize("command", ["apply", "unapply", "status"])
+def test_unreadable_backup(world: World, env: Env, command: str) -> None:
+    """As that of another user, root say."""
+    world.good("apply", "--python", env.python)
+    backup = env.vllm / ".offload-parity"
+    backup.chmod(0)
+    err = held_to_permissions(world, env, command)
+    assert f"run as the user who owns {backup}" in err and "reinstall" not in err
+
+
+def folder_times(env: Env) -> dict[Path, int]:
+    return {p: p.stat().st_mtime_ns for p in (env.vllm, *env.vllm.rglob("*"))}
+
+
+def test_times_of_folders_are_kept(world: World, env: Env) -> None:
+    for path in (env.vllm, *env.vllm.rglob("*")):
+        os.utime(path, ns=(10**18, 10**18 + 456))
+    before = folder_times(env)
+    world.good("apply", "--python", env.python)
+    world.good("unapply", "--python", env.python)
+    assert folder_times(env) == before
+    run = world.start("apply", "--python", env.python, preexec_fn=small_files)
+    run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert folder_times(env) == before
+
+
 def test_full_disk(world: World, env: Env) -> None:
     before = env.everything()
     run = world.start("apply", "--python", env.python, preexec_fn=small_files)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 1 and err.count("\n") == 1, err
-    assert "cannot write" in err and "nothing was changed" in err
+    assert "cannot write" in err and "files are as before make apply" in err
     assert env.everything() == before
 
 
@@ -386,6 +453,25 @@ def test_backup_of_an_earlier_install_is_not_put_back(world: World, env: Env) ->
     world.good("unapply", "--python", env.python)
     after = env.everything()
     assert after == {k: v for k, v in before.items() if ".offload-parity" not in k}
+
+
+def test_another_release_keeps_the_originals(world: World, env: Env) -> None:
+    stock = env.everything()
+    world.good("apply", "--python", env.python)
+    err = refused(world, env, "apply", "--python", env.python, "--release", OLD)
+    assert f"has the series for {NEW}" in err
+    assert f"run make unapply PYTHON={env.python} first" in err
+    world.good("unapply", "--python", env.python)
+    assert env.everything() == stock
+
+
+def test_old_backup_outlasts_a_refused_apply(world: World, env: Env) -> None:
+    world.good("apply", "--python", env.python)
+    (env.site / REACH).unlink()
+    env.install(NEW)
+    write(env.site, {MASK: text("mask", {10: "mine"})})
+    assert "conflicts with" in refused(world, env, "apply", "--python", env.python)
+    assert (env.vllm / ".offload-parity").exists()
 
 
 _CHANGES = (
@@ -484,6 +570,56 @@ def test_killed_anywhere_in_unapply(world: World, env: Env) -> None:
     assert turn > 10
 
 
+@pytest.mark.parametrize("next_command", ["apply", "unapply"])
+def test_new_install_after_a_killed_apply(
+    world: World, env: Env, next_command: str
+) -> None:
+    """Nothing of the old release gets into the new one."""
+    env.install(OLD)
+    (env.site / GONE).unlink()  # stock has it, this package does not
+    wanted = package_files(env)
+    for turn in range(1, 200, 4):
+        env.install(NEW)
+        code = run_stopped(world, turn, "apply", "--python", env.python, kill=True)
+        shutil.rmtree((env.site / REACH).parent, ignore_errors=True)
+        env.install(OLD)
+        (env.site / GONE).unlink()
+        world.run(next_command, "--python", env.python)
+        assert package_files(env) == wanted, turn
+        if code == 0:
+            break
+        assert not (env.vllm / ".offload-parity").exists()
+    else:
+        pytest.fail("never ran to its end")
+
+
+@pytest.mark.parametrize("next_command", ["apply", "unapply"])
+def test_edit_after_a_killed_apply(world: World, env: Env, next_command: str) -> None:
+    world.good("apply", "--python", env.python)
+    manifest = env.vllm / ".offload-parity/manifest.json"
+    journal = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(journal | {"phase": "applying"}))
+    write(env.site, {MASK: "mine\n"})
+    err = refused(world, env, next_command, "--python", env.python)
+    assert f"{env.site / MASK} was changed since make apply" in err
+    assert f"remove {env.vllm}/.offload-parity and reinstall vllm {NEW}" in err
+
+
+def test_write_error_anywhere_in_unapply(world: World, env: Env) -> None:
+    """One line, and the next run finishes it."""
+    stock = env.everything()
+    for turn in range(1, 200, 2):
+        world.good("apply", "--python", env.python)
+        code = run_stopped(world, turn, "unapply", "--python", env.python, kill=False)
+        if code == 0 and env.everything() == stock and turn > 15:
+            break
+        assert code in (0, 1), turn  # the times of folders are no reason to fail
+        world.run("unapply", "--python", env.python)
+        assert env.everything() == stock, turn
+    else:
+        pytest.fail("never ran to its end")
+
+
 def test_write_error_anywhere_in_apply(world: World, env: Env) -> None:
     """The run itself puts everything back."""
     stock = env.everything()
@@ -525,7 +661,7 @@ def test_damaged_manifest(world: World, env: Env) -> None:
 
 def test_status_writes_nothing(world: World, env: Env) -> None:
     before = env.everything()
-    assert world.good("status", "--python", env.python).count("missing  0") == 4
+    assert world.good("status", "--python", env.python).count("not applied  0") == 4
     assert env.everything() == before
 
 

@@ -198,6 +198,29 @@ def test_clean_keeps_tools_and_downloads(
     assert make(project, "distclean", f"HOST_PYTHON={sys.executable}").returncode == 0
 
 
+def test_interrupted_clean_leaves_no_tree_under_its_name(
+    world: World, project: Path
+) -> None:
+    make(project, "apply")
+    # the programs of this test stop before the first file is removed
+    code = (
+        "import shutil, sys; sys.path.insert(0, 'scripts'); sys.argv = ['clean.py']\n"
+        "def stop(_): raise KeyboardInterrupt\n"
+        "shutil.rmtree = stop\n"
+        "import clean; clean.main()"
+    )
+    subprocess.run(
+        (sys.executable, "-c", code), cwd=project, capture_output=True, check=False
+    )
+    assert not (world.build / f"vllm-{NEW}").exists()
+    assert (world.build / f".building-vllm-{NEW}").is_dir()
+    assert make(project, "apply").stdout.startswith("Applied 4 patches")
+    assert not list(world.build.glob(".building-*"))
+    done = make(project, "clean", f"HOST_PYTHON={sys.executable}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(world.build.glob("*"))
+
+
 def test_clean_touches_only_our_names_in_a_folder_of_the_user(
     world: World, project: Path
 ) -> None:

@@ -62,6 +62,7 @@ def test_order_that_does_not_chain_is_refused(world: World) -> None:
         ("Date: ", "X-Date: ", "no Date line"),
         ("diff --git", "diff --nothing", "there is no diff in it"),
         ("+one_mask", "one_mask", "Hunk"),
+        ("-mask_10 = 10\n+one_mask = 10\n", " mask_10 = 10\n", "changes nothing"),
     ],
 )
 def test_damaged_patch_names_its_file(

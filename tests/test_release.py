@@ -2,6 +2,7 @@
 """The supported releases, read from patches/<release>/release.toml."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,49 @@ def test_unsupported_names_supported_and_nearest(
         release.get(wanted)
     assert f"{wanted} is not supported (supported: {NEW}, {OLD}" in str(error.value)
     assert f"nearest is {near})" in str(error.value)
+
+
+def test_space_around_a_version_is_left_out(world: World) -> None:
+    assert release.get(f"{OLD} ").version == OLD
+    assert f"vLLM {OLD}" in world.good("apply", "--release", f" {OLD} ")
+    assert "RELEASE= is empty" in world.refused("apply", "--release", " ")
+
+
+def test_folder_whose_version_is_none(world: World) -> None:
+    (world.patches / OLD).rename(world.patches / "foo")
+    facts = world.patches / "foo" / "release.toml"
+    facts.write_text(facts.read_text().replace(OLD, "foo"))
+    err = world.refused("apply")
+    assert "Invalid version: 'foo'" in err and "foo/release.toml" in err
+
+
+@pytest.mark.parametrize("name", ["CACHE", "BUILD", "PATCHES"])
+def test_folder_in_a_home_that_is_not_known(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"OFFLOAD_PARITY_{name}", "~nosuchuser/x")
+    err = world.refused("apply")
+    assert "no home folder is known" in err and f"OFFLOAD_PARITY_{name}" in err
+
+
+def test_home_is_not_needed_where_the_cache_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert "Applied" in world.good("apply")
+
+
+def test_other_faults_of_the_system_are_one_line(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_) -> None:
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr(release, "supported", fail)
+    assert "Permission denied: '/some/file'" in world.refused("apply")
 
 
 def test_no_version_at_all(world: World) -> None:

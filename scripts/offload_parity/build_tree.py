@@ -12,6 +12,7 @@ import tarfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from tempfile import mkdtemp
 
 from . import git, index, patches
@@ -74,7 +75,28 @@ def read_state(tree: git.Repo) -> State | None:
 
 def write_state(tree: git.Repo, state: State) -> None:
     """Record what is applied."""
+    if not state.tip:
+        raise UserError(_damaged(tree.path))
     replace(tree.path / ".git" / _STATE, json.dumps(vars(state)).encode())
+
+
+def existing(release: Release) -> git.Repo | None:
+    """The release's tree, None if there is none.
+
+    Raises:
+        UserError: its repository is damaged.
+    """
+    tree = repo(patched_path(release))
+    if not (tree.path / ".git").is_dir():
+        return None
+    if tree.commit_id(BASE) is None:
+        raise UserError(_damaged(tree.path))
+    return tree
+
+
+def _damaged(path: Path) -> str:
+    remove = f"rm -r {quote(str(path))}"
+    return f"{shown(path)} is damaged: remove it ({remove}) and run make apply"
 
 
 def edits(tree: git.Repo, release: Release, state: State | None) -> str | None:
@@ -90,7 +112,10 @@ def edits(tree: git.Repo, release: Release, state: State | None) -> str | None:
 
 def standing(release: Release, series: patches.Series) -> str:
     """How the built tree stands to the series, in words; nothing is changed."""
-    tree = repo(patched_path(release))
+    try:
+        tree = existing(release)
+    except UserError as error:
+        return str(error)
     state = read_state(tree)
     if state and not state.settled:
         return "interrupted: make apply finishes it"
@@ -204,26 +229,36 @@ def unapply(release: Release) -> list[str]:
     their own, uncommitted changes to git's stash. Returns a line for each of them.
 
     Raises:
-        UserError: there is no such tree.
+        UserError: there is no such tree, or a rebase or the like is in progress.
     """
     kept = []
     with lock(build_root() / ".lock"):
-        tree = repo(patched_path(release))
-        if not (tree.path / ".git").is_dir():
+        tree = existing(release)
+        if tree is None:
             raise UserError(
-                f"{shown(tree.path)} is not there: nothing to take back; a checkout "
-                "is named with VLLM=, an installed package with PYTHON="
+                f"{shown(patched_path(release))} is not there: nothing to take back; a "
+                "checkout is named with VLLM=, an installed package with PYTHON="
+            )
+        if what := tree.in_progress():
+            raise UserError(
+                f"{shown(tree.path)}: a {what} is in progress; finish or abort it first"
             )
         if tree.changes(untracked=False):
             tree.run("stash", "push", "-q")
             kept.append("uncommitted changes are kept: git stash list")
         state = read_state(tree)
-        head = tree.commit_id("HEAD")
-        if head != tree.commit_id(BASE) and not (state and state.tip == head):
-            name = f"edited/{head[:12]}"
-            tree.run("branch", "-f", name, head)
-            kept.append(f"commits that are not in the series are kept: branch {name}")
-        move(tree, release, State("", tree.commit_id(BASE)))
+        base = tree.commit_id(BASE)
+        known = {None, base, state and state.tip}
+        for at in ("HEAD", f"refs/heads/{release.branch}"):
+            if (tip := tree.commit_id(at)) not in known:
+                known.add(tip)
+                name = f"edited/{tip[:12]}"
+                if not tree.commit_id(f"refs/heads/{name}"):
+                    tree.run("branch", name, tip)
+                kept.append(
+                    f"commits that are not in the series are kept: branch {name}"
+                )
+        move(tree, release, State("", base))
     return kept
 
 
@@ -239,8 +274,7 @@ def ensure_base(release: Release) -> git.Repo:
     """
     root = build_root()
     path = patched_path(release)
-    tree = repo(path)
-    if (path / ".git").is_dir():
+    if tree := existing(release):
         return tree
     if path.exists():
         raise UserError(
@@ -274,7 +308,7 @@ def ensure_base(release: Release) -> git.Repo:
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return tree
+    return repo(path)
 
 
 def _unpack(archive: Path, folder: Path) -> Path:

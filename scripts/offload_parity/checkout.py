@@ -5,7 +5,9 @@ The work is done in a temporary work tree. The user's own files change in one st
 switch to the new branch, once everything has applied.
 """
 
+import os
 from collections import Counter
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,21 +15,13 @@ from pathlib import Path
 from . import git, patches, release
 from .build_tree import WHO
 from .errors import UserError
+from .files import folder_lock
+from .paths import expanded
 from .release import Release
 from .signals import uninterrupted
 
 # How many commits that touch the series' files are searched for a release.
 _SEARCHED = 500
-
-_IN_PROGRESS = {
-    "rebase-apply": "git am or rebase",
-    "rebase-merge": "rebase",
-    "MERGE_HEAD": "merge",
-    "CHERRY_PICK_HEAD": "cherry-pick",
-    "REVERT_HEAD": "revert",
-    "sequencer": "cherry-pick or revert",
-    "BISECT_LOG": "bisect",
-}
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,7 @@ def open_checkout(path: Path) -> git.Repo:
     Raises:
         UserError: ``path`` is not the top folder of a git checkout of vLLM.
     """
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     if not path.is_dir():
         raise UserError(f"{path} is not a folder: name a git checkout of vLLM")
     repo = git.Repo(path)
@@ -81,9 +75,10 @@ def open_checkout(path: Path) -> git.Repo:
         )
     is_vllm = (path / "vllm" / "__init__.py").is_file() and (path / "vllm/v1").is_dir()
     if not is_vllm:
+        above = [p for p in path.parents if (p / "vllm/v1").is_dir()]
         hint = (
-            f": name {top}"
-            if not done.returncode and (top / "vllm" / "v1").is_dir()
+            f": name {above[0]}"
+            if above
             else " (no vllm/v1 in it): name a git checkout of vLLM"
         )
         raise UserError(f"{path} is not the top of a vLLM tree{hint}")
@@ -126,11 +121,16 @@ def apply(repo: git.Repo, version: str | None) -> tuple[Standing, bool]:
     Raises:
         UserError: anything is in the way; the checkout is then as it was.
     """
-    for name, what in _IN_PROGRESS.items():
-        if repo.git_path(name).exists():
-            raise UserError(
-                f"{repo.path}: another {what} is in progress; finish or abort it first"
-            )
+    with _locked(repo):
+        _remove_left_worktrees(repo)
+        return _apply(repo, version)
+
+
+def _apply(repo: git.Repo, version: str | None) -> tuple[Standing, bool]:
+    if what := repo.in_progress():
+        raise UserError(
+            f"{repo.path}: another {what} is in progress; finish or abort it first"
+        )
     standing = examine(repo, version)
     wanted = standing.series.release
     if standing.full:
@@ -176,8 +176,14 @@ def unapply(repo: git.Repo, version: str | None) -> tuple[str, str]:
     Returns the branch and where the checkout is now.
 
     Raises:
-        UserError: there is no such branch, or it holds commits of somebody else.
+        UserError: there is no such branch, it holds commits of somebody else, or a
+            file cannot be written.
     """
+    with _locked(repo):
+        return _unapply(repo, version)
+
+
+def _unapply(repo: git.Repo, version: str | None) -> tuple[str, str]:
     branch = _our_branch(repo, version)
     settings = f"branch.{branch}."
     start = repo.out("config", "--get", f"{settings}offloadParityStart")
@@ -201,9 +207,9 @@ def unapply(repo: git.Repo, version: str | None) -> tuple[str, str]:
         )
     with uninterrupted():
         if here and origin and repo.commit_id(f"refs/heads/{origin}"):
-            repo.run("switch", "-q", origin)
+            _move(repo, f"refs/heads/{origin}", origin)
         elif here:
-            repo.run("switch", "-q", "--detach", start)
+            _move(repo, start, "--detach", start)
         repo.run("branch", "-q", "-D", branch)
     return branch, repo.branch() or f"commit {repo.commit_id('HEAD')[:12]}"
 
@@ -254,10 +260,8 @@ def _applied(
 
 def _patch_ids(repo: git.Repo, commits: list[str]) -> list[str]:
     log = repo.run(
-        "log", "-p", "--no-merges", "--no-renames", "--full-index", "--no-ext-diff",
-        "--no-textconv", "--no-color", "--diff-algorithm=histogram", "-U3",
-        "--src-prefix=a/", "--dst-prefix=b/", *commits,
-    ).stdout  # fmt: skip
+        "log", "-p", "--no-merges", "--pretty=medium", "--no-notes", *git.DIFF, *commits
+    ).stdout
     return [line.split()[0] for line in repo.lines("patch-id", "--stable", stdin=log)]
 
 
@@ -296,7 +300,9 @@ def _am(repo: git.Repo, work: git.Repo, patch: patches.Patch, wanted: Release) -
     old = work.blobs("HEAD", paths)
     done = git.am(work, patch.path)
     if done.returncode:
-        unmerged = work.out("diff", "--name-only", "--diff-filter=U", "-z").split("\0")
+        unmerged = work.out(
+            "diff", "--name-only", "--diff-filter=U", "-z", *git.DIFF
+        ).split("\0")
         where = patches.conflict(
             patch, partial(work.content, "HEAD"), [path for path in unmerged if path]
         )
@@ -330,10 +336,67 @@ def _switch(repo: git.Repo, branch: str, start: str, tip: str) -> None:
     if origin:
         repo.run("config", f"{settings}offloadParityFrom", origin)
     try:
-        repo.run("switch", "-q", "--no-track", "-c", branch, tip)
-    except git.GitError:
-        repo.run("config", "--remove-section", f"branch.{branch}", check=False)
+        _move(repo, tip, "--no-track", "-c", branch, tip)
+    except UserError:
+        ref = f"refs/heads/{branch}"
+        if repo.commit_id(ref) == tip:
+            # Refused by git while it is checked out.
+            repo.run("branch", "-q", "-D", branch, check=False)
+        if repo.commit_id(ref) is None:
+            repo.run("config", "--remove-section", f"branch.{branch}", check=False)
         raise
+
+
+def _move(repo: git.Repo, target: str, *how: str) -> None:
+    """Switch to ``target`` with all of its files, or not at all.
+
+    Raises:
+        UserError: a file cannot be written; the checkout is then as it was.
+    """
+    here, start = repo.branch(), repo.commit_id("HEAD")
+    listing = repo.out("diff-tree", "-r", "-z", "--name-only", "HEAD", target)
+    files = [repo.path / path for path in listing.split("\0") if path]
+    for path in files:
+        folder = path.parent
+        while not folder.exists():
+            folder = folder.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{path} cannot be written: make {folder} writable first")
+    absent = [path for path in files if not os.path.lexists(path)]
+    try:
+        repo.run("switch", "-q", *how)
+        # git succeeds although it could not replace a file.
+        if changed := repo.changes(untracked=False):
+            raise UserError(
+                f"{repo.path / changed[0]} cannot be written: make it and its folder "
+                "writable first; the checkout is as it was"
+            )
+    except UserError:
+        # Where git fails, it may have written some of the files.
+        if repo.changes(untracked=False):
+            back = (here,) if here else ("--detach", start)
+            repo.run("switch", "-q", "--discard-changes", *back)
+        for path in absent:
+            with suppress(OSError):
+                path.unlink()
+                os.removedirs(path.parent)
+        raise
+
+
+def _locked(repo: git.Repo) -> AbstractContextManager[None]:
+    """Keep a second run on the repository out."""
+    common = repo.out("rev-parse", "--path-format=absolute", "--git-common-dir")
+    return folder_lock(Path(common), repo.path)
+
+
+def _remove_left_worktrees(repo: git.Repo) -> None:
+    """Remove the temporary work trees of runs that were killed; we hold the lock."""
+    for line in repo.lines("worktree", "list", "--porcelain"):
+        path = Path(line.removeprefix("worktree "))
+        if line.startswith("worktree ") and path.parent.name.startswith(git.TEMPORARY):
+            repo.run("worktree", "remove", "-f", "-f", str(path), check=False)
+            with suppress(OSError):
+                path.parent.rmdir()
 
 
 def _our_branch(repo: git.Repo, version: str | None) -> str:

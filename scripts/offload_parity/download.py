@@ -2,6 +2,7 @@
 """Download a release's sdist from the package index that pip is set to."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def _local(place: str) -> Path | None:
         return Path(url2pathname(parts.path))
     if "://" in place:
         return None
-    return Path(place).expanduser()
+    return Path(os.path.expanduser(place))
 
 
 class _TrustingAdapter(HTTPAdapter):

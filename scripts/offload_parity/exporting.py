@@ -14,12 +14,10 @@ from .release import Release
 
 def edit(release: Release) -> tuple[Path, str | None]:
     """Make sure that the patched tree is there; what was edited in it already."""
-    path = build_tree.patched_path(release)
-    tree = build_tree.repo(path)
-    if (path / ".git").is_dir():
+    if tree := build_tree.existing(release):
         what = build_tree.edits(tree, release, build_tree.read_state(tree))
         if what:
-            return path, what
+            return tree.path, what
     return build_tree.ensure_patched(release), None
 
 
@@ -34,11 +32,11 @@ def export(release: Release) -> list[str]:
             branch, or a commit does not survive the way through a patch file.
     """
     path = build_tree.patched_path(release)
-    if not (path / ".git").is_dir():
+    tree = build_tree.existing(release)
+    if tree is None:
         raise UserError(
             f"{shown(path)} is not there: run make edit RELEASE={release.version}"
         )
-    tree = build_tree.repo(path)
     with lock(build_root() / ".lock"):
         if tree.branch() != release.branch:
             raise UserError(
@@ -122,12 +120,9 @@ def format_series(tree: git.Repo, folder: Path) -> list[Path]:
             )
     # Everything that a configuration could change is stated.
     names = tree.lines(
-        "-c", "diff.suppressBlankEmpty=false", "-c", "format.mboxrd=false",
+        "-c", "format.mboxrd=false",
         "format-patch", "-o", str(folder), "--zero-commit", "--no-signature", "-N",
-        "--full-index", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-notes",
-        "--diff-algorithm=histogram", "--indent-heuristic", "-U3",
-        "--inter-hunk-context=0", "-O/dev/null", "-p", "--stat=79",
-        "--src-prefix=a/", "--dst-prefix=b/", "--no-relative", "--no-color",
+        *git.DIFF, "--no-notes", "-p", "--stat=79",
         "--subject-prefix=PATCH", "--no-attach", "--no-thread", "--no-cover-letter",
         "--no-base", "--no-from", "--no-to", "--no-cc", "--no-add-header",
         "--no-signoff",

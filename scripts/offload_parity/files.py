@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small helpers for files: a lock and an atomic replacement."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,21 @@ def lock(path: Path) -> Iterator[None]:
         yield
     finally:
         held.release()
+
+
+@contextmanager
+def folder_lock(folder: Path, shown: Path) -> Iterator[None]:
+    """Hold ``folder`` itself as a lock, so that nothing is left in it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another run on {shown}", flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def replace(path: Path, data: bytes) -> None:

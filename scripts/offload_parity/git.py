@@ -2,6 +2,7 @@
 """Thin functions over git. Nothing in here knows about vLLM or the series."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +39,30 @@ NEUTRAL = (
     "-c", "gc.auto=0",
     "-c", "submodule.recurse=false",
     "-c", "notes.rewriteRef=",
+    "-c", "diff.suppressBlankEmpty=false",
+    "-c", "log.follow=false",
 )  # fmt: skip
+
+# The form of a diff, with everything stated that a configuration could change.
+DIFF = (
+    "--full-index", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color",
+    "--diff-algorithm=histogram", "--indent-heuristic", "-U3",
+    "--inter-hunk-context=0", "-O/dev/null", "--no-relative",
+    "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+
+# What the folder of a temporary work tree is called.
+TEMPORARY = "offload-parity-"
+
+_IN_PROGRESS = {
+    "rebase-apply": "git am or rebase",
+    "rebase-merge": "rebase",
+    "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick",
+    "REVERT_HEAD": "revert",
+    "sequencer": "cherry-pick or revert",
+    "BISECT_LOG": "bisect",
+}
 
 
 # For work trees of our own: files are as in the commits, byte for byte.
@@ -49,14 +73,23 @@ _EXACT = (
 )  # fmt: skip
 
 
+_FAULT = re.compile("fatal:|error:")
+
+
 class GitError(UserError):
     """A git command that failed where no failure was foreseen."""
 
     def __init__(self, args: tuple[str, ...], stderr: str) -> None:
-        last = (stderr.strip().splitlines() or ["no message"])[-1]
+        lines = stderr.strip().splitlines() or ["no message"]
+        faults = (n for n, line in enumerate(lines) if _FAULT.match(line))
+        first = next(faults, len(lines) - 1)
+        told = lines[first]
+        # The path that it is about may follow, indented.
+        if lines[first + 1 : first + 2] and lines[first + 1].startswith("\t"):
+            told += lines[first + 1]
         while args[0] == "-c":
             args = args[2:]
-        super().__init__(f"git {args[0]} failed: {last}")
+        super().__init__(f"git {args[0]} failed: {told}")
         self.stderr = stderr
 
 
@@ -123,6 +156,8 @@ class Repo:
             UserError: there is no git.
         """
         variables = environment(isolated=self.isolated)
+        # A damaged repository is an error, never the one that encloses it.
+        variables["GIT_CEILING_DIRECTORIES"] = str(self.path.resolve().parent)
         if self.who:
             for role in ("AUTHOR", "COMMITTER"):
                 variables[f"GIT_{role}_NAME"], variables[f"GIT_{role}_EMAIL"] = self.who
@@ -184,6 +219,13 @@ class Repo:
         """Where the repository keeps ``name`` for this work tree."""
         return self.path / self.out("rev-parse", "--git-path", name)
 
+    def in_progress(self) -> str | None:
+        """What of several steps has been begun here and not ended, such as a rebase."""
+        for name, what in _IN_PROGRESS.items():
+            if self.git_path(name).exists():
+                return what
+        return None
+
     def blobs(self, revision: str, paths: Iterable[str]) -> dict[str, str]:
         """The blob id of each of ``paths`` that exists in ``revision``."""
         found = {}
@@ -209,7 +251,7 @@ class Repo:
         It lies in the system's temporary folder, and nothing of it stays behind in
         the repository when the block is left, by an error or Ctrl-C as well.
         """
-        with TemporaryDirectory(prefix="offload-parity-") as folder:
+        with TemporaryDirectory(prefix=TEMPORARY) as folder:
             path = Path(folder).resolve() / "tree"
             add = ("worktree", "add", "-q", "--detach", str(path), revision)
             try:

@@ -7,6 +7,7 @@ by the next one.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from .signals import uninterrupted
 
 _PACKAGE = "vllm/"
 _BACKUP = ".offload-parity"
+_ANEW = "vllm was installed anew since make apply; the old backup was removed"
 
 # Runs on the user's interpreter, any Python 3, and does not import vllm.
 _PROBE = """
@@ -46,7 +48,7 @@ try:
     found["editable"] = bool(url.get("dir_info", {}).get("editable"))
 except Exception:
     found["editable"] = False
-print(json.dumps(found))
+print("\\n" + json.dumps(found))
 """
 
 
@@ -57,6 +59,7 @@ class Package:
     folder: Path
     version: str
     python: str
+    interpreter: str
 
     @property
     def backup(self) -> Path:
@@ -73,6 +76,11 @@ class Package:
             return self.file(path).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise UserError(
+                f"cannot read {self.file(path)}: {error.strerror}; run as the user who "
+                "owns the package"
+            ) from error
 
     def blob(self, path: str) -> str | None:
         """git's blob id of a file, None if it is not there."""
@@ -110,19 +118,23 @@ class Original:
     path: str
     old_blob: str | None
     new_blob: str | None
-    mode: int
-    mtime_ns: int
     link: str | None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The journal: ``phase`` is "applying", "applied" or "restoring"."""
+    """The journal: ``phase`` is "applying", "applied" or "restoring".
+
+    ``version`` is the package's, ``folders`` are those that the series adds and
+    ``times`` the modification times of the others whose entries change.
+    """
 
     release: str
+    version: str
     phase: str
     originals: tuple[Original, ...]
     folders: tuple[str, ...]
+    times: dict[str, int]
 
 
 def find(python: str) -> Package:
@@ -133,7 +145,7 @@ def find(python: str) -> Package:
     """
     command = shutil.which(os.path.expanduser(python))
     if command is None:
-        inside = Path(python).expanduser() / "bin" / "python"
+        inside = Path(os.path.expanduser(python)) / "bin" / "python"
         hint = f": name {inside}" if inside.exists() else ": name one, such as python3"
         raise UserError(f"{python} is no interpreter{hint}")
     # As the user's server would find it: user site and PYTHONPATH count, the folder
@@ -148,7 +160,8 @@ def find(python: str) -> Package:
                 check=False,
                 timeout=60,
             )
-            found = json.loads(done.stdout)
+            # A sitecustomize may print as well; ours is the last line.
+            found = json.loads((done.stdout.splitlines() or [""])[-1])
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             raise UserError(
                 f"{python} does not run as a Python interpreter: name another"
@@ -163,7 +176,7 @@ def find(python: str) -> Package:
         raise UserError(
             f"{python} has vllm as an editable install: use VLLM={folder.parent}"
         )
-    return Package(folder.resolve(), found["version"], found["python"])
+    return Package(folder.resolve(), found["version"], found["python"], python)
 
 
 def examine(package: Package, version: str | None) -> Standing:
@@ -221,15 +234,21 @@ def apply(package: Package, version: str | None) -> tuple[Standing, bool, list[s
         states = set(standing.files.values())
         if states == {"patched"}:
             return standing, False, []
+        manifest = _read_manifest(package)
+        if manifest and any(
+            package.blob(o.path) == o.new_blob != o.old_blob for o in manifest.originals
+        ):
+            raise UserError(
+                f"{package.folder} has the series for {manifest.release} (in another "
+                f"version or in part): run make unapply PYTHON={package.interpreter} "
+                "first"
+            )
         if standing.applied or states & {"patched", "partly"}:
             names = [p for p, state in standing.files.items() if state != "stock"]
             raise UserError(
                 f"{package.folder} has part of the series for {series.release.version} "
                 f"({', '.join(names[:3])}): reinstall vllm {package.version} first"
             )
-        if package.backup.exists():
-            # The files are not what apply made: vllm was installed anew since.
-            shutil.rmtree(package.backup)
         new = _patched(package, series)
         unchecked = []
         for path, chain in _chains(series).items():
@@ -251,43 +270,64 @@ def unapply(package: Package) -> bool:
         UserError: no series is applied, or a file was changed since.
     """
     with _locked(package):
-        if recover(package):
-            return True
+        if done := recover(package):
+            return done != _ANEW
         manifest = _read_manifest(package)
         if manifest is None:
             raise UserError(
                 f"{package.folder} has no backup from make apply: nothing to take back"
             )
-        now = {original.path: package.blob(original.path) for original in
-               manifest.originals}  # fmt: skip
-        changed = [o for o in manifest.originals if now[o.path] != o.new_blob]
-        if changed and not any(now[o.path] == o.new_blob for o in manifest.originals):
-            shutil.rmtree(package.backup)
-            return False
-        if changed:
-            raise UserError(
-                f"{package.file(changed[0].path)} was changed since make apply: "
-                f"save your change, then reinstall vllm {package.version}"
-            )
-        _restore(package, manifest)
-    return True
+        return _take_back(package, manifest)
 
 
 def recover(package: Package) -> str | None:
-    """Finish or undo what a killed run left; says what was done, None if nothing."""
+    """Finish or undo what a killed run left; says what was done, None if nothing.
+
+    Raises:
+        UserError: a file was changed since, or cannot be written.
+    """
     manifest = _read_manifest(package)
-    try:
-        if manifest is None:
-            if package.backup.exists():
-                # Nothing of the package had been touched yet.
-                shutil.rmtree(package.backup)
-                return "an unfinished make apply was undone"
-        elif manifest.phase != "applied":
-            _restore(package, manifest)
-            return f"an interrupted run ({manifest.phase}) was undone"
-    except OSError as error:
-        raise _cannot_write(package, error) from error
-    return None
+    if manifest is None:
+        if not package.backup.exists():
+            return None
+        try:
+            # Nothing of the package had been touched yet.
+            shutil.rmtree(package.backup)
+        except OSError as error:
+            raise _cannot_write(package, error) from error
+        return "an unfinished make apply was undone"
+    if manifest.phase == "applied":
+        return None
+    if _take_back(package, manifest):
+        return f"an interrupted run ({manifest.phase}) was undone"
+    return _ANEW
+
+
+def _take_back(package: Package, manifest: Manifest) -> bool:
+    """Restore the originals; False if vllm was installed anew: they are dropped."""
+    originals = manifest.originals
+    now = {original.path: package.blob(original.path) for original in originals}
+    made = [o for o in originals if now[o.path] == o.new_blob]
+    changed = [o for o in originals if now[o.path] not in (o.old_blob, o.new_blob)]
+    if package.version != manifest.version:
+        anew = len(made) < len(originals)
+    elif manifest.phase == "applied":
+        anew = not made
+    else:
+        anew = len(changed) == len(originals)
+    if anew:
+        try:
+            shutil.rmtree(package.backup)
+        except OSError as error:
+            raise _cannot_write(package, error) from error
+    elif changed:
+        raise UserError(
+            f"{package.file(changed[0].path)} was changed since make apply: save your "
+            f"change, remove {package.backup} and reinstall vllm {package.version}"
+        )
+    else:
+        _restore(package, manifest)
+    return not anew
 
 
 def interrupted(package: Package) -> bool:
@@ -355,7 +395,13 @@ def _only_installed(patch: patches.Patch) -> list[str]:
 @contextlib.contextmanager
 def _locked(package: Package) -> Iterator[None]:
     """Keep a second run out; the folder itself is the lock, so nothing is left."""
-    descriptor = os.open(package.folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(package.folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(
+            f"cannot read {package.folder}: {error.strerror}; run as the user who owns "
+            "the package"
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -376,9 +422,15 @@ def _read_manifest(package: Package) -> Manifest | None:
         return Manifest(originals=originals, folders=tuple(data.pop("folders")), **data)
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise UserError(
+            f"cannot read {path}: {error.strerror}; run as the user who owns "
+            f"{package.backup}"
+        ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}): reinstall vllm {package.version}"
+            f"{path} cannot be read ({error}): remove {package.backup} and reinstall "
+            f"vllm {package.version}"
         ) from error
 
 
@@ -390,7 +442,7 @@ def _write_manifest(package: Package, manifest: Manifest) -> None:
 def _cannot_write(package: Package, error: OSError) -> UserError:
     return UserError(
         f"cannot write {error.filename or package.folder}: {error.strerror}; make room "
-        "or run as the user who owns the package; nothing was changed"
+        "or run as the user who owns the package; vllm's files are as before make apply"
     )
 
 
@@ -398,24 +450,38 @@ def _install(package: Package, wanted: Release, new: dict[str, bytes | None]) ->
     """Keep the originals, stage the new files, then replace one by one."""
     originals = []
     folders = []
+    times = {}
     try:
-        package.backup.mkdir()
-        for path, data in new.items():
-            target = package.file(path)
-            parent = target.parent
+        for path in new:
+            parent = package.file(path).parent
             while not parent.exists():
                 folders.append(str(parent.relative_to(package.folder)))
                 parent = parent.parent
-            if not os.access(parent, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied", str(parent))
+            times[str(parent.relative_to(package.folder))] = parent.stat().st_mtime_ns
+        times["."] = package.folder.stat().st_mtime_ns
+        _check_writable(package.folder / folder for folder in times)
+        if package.backup.exists():
+            # No file is as that apply made it: vllm was installed anew since.
+            shutil.rmtree(package.backup)
+    except OSError as error:
+        raise _cannot_write(package, error) from error
+    try:
+        package.backup.mkdir()
+        for path, data in new.items():
             originals.append(_keep(package, path, data))
         manifest = Manifest(
-            wanted.version, "applying", tuple(originals), tuple(dict.fromkeys(folders))
+            wanted.version,
+            package.version,
+            "applying",
+            tuple(originals),
+            tuple(dict.fromkeys(folders)),
+            times,
         )
         with uninterrupted():
             _write_manifest(package, manifest)
     except BaseException as error:
         shutil.rmtree(package.backup, ignore_errors=True)
+        _set_times(package, times)
         if isinstance(error, OSError):
             raise _cannot_write(package, error) from error
         raise
@@ -438,6 +504,19 @@ def _install(package: Package, wanted: Release, new: dict[str, bytes | None]) ->
             raise _cannot_write(package, error) from error
 
 
+def _check_writable(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+
+def _set_times(package: Package, times: dict[str, int]) -> None:
+    """Give folders their modification times back; only their owner may."""
+    for folder, time in times.items():
+        with contextlib.suppress(OSError):
+            os.utime(package.folder / folder, ns=(time, time))
+
+
 def _staged(package: Package, path: str) -> Path:
     return package.backup / "new" / path
 
@@ -450,12 +529,11 @@ def _keep(package: Package, path: str, data: bytes | None) -> Original:
     """Copy one file to the backup and stage its new content with the same mode."""
     target = package.file(path)
     old = package.read(path)
-    mode, mtime_ns, link, like = 0o644, 0, None, package.file("vllm/__init__.py")
+    mode, link, like = 0o644, None, package.file("vllm/__init__.py")
     if old is not None:
         # The target of a link, as some installers make, must stay as it is.
         link = os.readlink(target) if target.is_symlink() else None
-        facts = target.stat()
-        mode, mtime_ns, like = stat.S_IMODE(facts.st_mode), facts.st_mtime_ns, target
+        mode, like = stat.S_IMODE(target.stat().st_mode), target
         copy = _original(package, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(target, copy)
@@ -468,9 +546,7 @@ def _keep(package: Package, path: str, data: bytes | None) -> Original:
         staged.chmod(mode)
         _own(staged, like)
         flush(staged)
-    return Original(
-        path, patches.blob_id(old), patches.blob_id(data), mode, mtime_ns, link
-    )
+    return Original(path, patches.blob_id(old), patches.blob_id(data), link)
 
 
 def _own(path: Path, like: Path) -> None:
@@ -482,38 +558,56 @@ def _own(path: Path, like: Path) -> None:
 
 def _restore(package: Package, manifest: Manifest) -> None:
     """Put every original back, then remove the backup. Can be run again."""
+    targets = [package.file(original.path) for original in manifest.originals]
     with uninterrupted():
-        if manifest.phase == "applied":
-            manifest = Manifest(**(vars(manifest) | {"phase": "restoring"}))
-            _write_manifest(package, manifest)
-        for original in manifest.originals:
-            target = package.file(original.path)
-            if original.old_blob is None:
-                target.unlink(missing_ok=True)
-            else:
-                _put_back(package, original, target)
-            _drop_unchecked_bytecode(target)
-        for folder in manifest.folders:
-            shutil.rmtree(package.folder / folder / "__pycache__", ignore_errors=True)
-            with contextlib.suppress(OSError):
-                (package.folder / folder).rmdir()
-        # The manifest goes last but one: without it the rest is only rubbish.
-        (package.backup / "manifest.json").unlink()
-        shutil.rmtree(package.backup)
+        try:
+            _check_writable(Path(path) for path, _, _ in os.walk(package.backup))
+            parents = {package.folder, *(target.parent for target in targets)}
+            _check_writable(parent for parent in parents if parent.exists())
+            if manifest.phase == "applied":
+                manifest = Manifest(**(vars(manifest) | {"phase": "restoring"}))
+                _write_manifest(package, manifest)
+            for original, target in zip(manifest.originals, targets, strict=True):
+                if original.old_blob is None:
+                    target.unlink(missing_ok=True)
+                else:
+                    _put_back(package, original, target)
+                _drop_unchecked_bytecode(target)
+            for folder in manifest.folders:
+                added = package.folder / folder
+                shutil.rmtree(added / "__pycache__", ignore_errors=True)
+                if added.is_dir() and not any(added.iterdir()):
+                    added.rmdir()
+            _set_times(package, manifest.times)
+            # The manifest goes last but one: without it the rest is only rubbish.
+            (package.backup / "manifest.json").unlink()
+            shutil.rmtree(package.backup)
+        except OSError as error:
+            raise _not_restored(package, manifest, error) from error
+        _set_times(package, manifest.times)
+
+
+def _not_restored(package: Package, manifest: Manifest, error: OSError) -> UserError:
+    originals = manifest.originals
+    back = sum(package.blob(o.path) == o.old_blob for o in originals)
+    return UserError(
+        f"cannot write {error.filename2 or error.filename or package.folder}: "
+        f"{error.strerror}; {back} of {len(originals)} files are as before make apply: "
+        "make room or become the user who owns the package, then run make unapply "
+        f"PYTHON={package.interpreter} again"
+    )
 
 
 def _put_back(package: Package, original: Original, target: Path) -> None:
-    temporary = package.backup / "restored"
-    temporary.unlink(missing_ok=True)
+    copy = _original(package, original.path)
     if original.link is not None:
-        temporary.symlink_to(original.link)
-    else:
-        copy = _original(package, original.path)
-        shutil.copyfile(copy, temporary)
-        temporary.chmod(original.mode)
-        _own(temporary, copy)
-        os.utime(temporary, ns=(original.mtime_ns, original.mtime_ns))
-    os.replace(temporary, target)
+        copy = package.backup / "link"
+        copy.unlink(missing_ok=True)
+        copy.symlink_to(original.link)
+    elif not copy.exists() and package.blob(original.path) == original.old_blob:
+        return  # by a run that was interrupted
+    # The copy has the owner, the mode and the time; to move it needs no room.
+    os.replace(copy, target)
 
 
 def _drop_unchecked_bytecode(source: Path) -> None:

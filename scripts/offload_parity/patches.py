@@ -211,6 +211,8 @@ def _hunk(hunk: unidiff.Hunk) -> Hunk:
         if len(last) == 1:
             at = hunk.source_start + len(old) - (line.line_type == "-")
             changed.append(at)
+    if not changed:
+        raise ValueError(f"the hunk at line {hunk.source_start} changes nothing")
     return Hunk(hunk.source_start, tuple(old), tuple(new), (changed[0], max(changed)))
 
 

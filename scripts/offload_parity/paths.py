@@ -4,11 +4,30 @@
 import os
 from pathlib import Path
 
+from .errors import UserError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def expanded(path: Path) -> Path:
+    """``path`` with a leading ``~`` replaced.
+
+    Raises:
+        UserError: there is no such home folder.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"{path}: no home folder is known for that: give the whole path"
+        ) from error
+
+
 def _overridable(variable: str, default: Path) -> Path:
-    return Path(os.environ.get(variable) or default).expanduser().resolve()
+    try:
+        return expanded(Path(os.environ.get(variable) or default)).resolve()
+    except UserError as error:
+        raise UserError(f"{error} in {variable}") from error
 
 
 def patches_root() -> Path:
@@ -23,7 +42,7 @@ def build_root() -> Path:
 
 def cache_folder() -> Path:
     """Where downloads are kept; ``OFFLOAD_PARITY_CACHE`` overrides it."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return _overridable("OFFLOAD_PARITY_CACHE", Path(caches) / "vllm-offload-parity")
 
 

@@ -50,7 +50,8 @@ def read(folder: Path) -> Release:
     """Read one release's facts.
 
     Raises:
-        UserError: ``release.toml`` is not TOML, lacks a key or names another release.
+        UserError: ``release.toml`` is not TOML, lacks a key, names another release
+            or what is no version.
     """
     path = folder / "release.toml"
     try:
@@ -71,9 +72,10 @@ def read(folder: Path) -> Release:
             ),
             lint_ruff=facts["lint"]["ruff"],
         )
+        Version(release.version)
     except KeyError as error:
         raise UserError(f"{shown(path)}: the key {error} is missing; add it") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise UserError(f"{shown(path)}: {error}; mend the file") from error
     if release.version != folder.name:
         raise UserError(
@@ -135,6 +137,7 @@ def get(version: str | None) -> Release:
     Raises:
         UserError: it is not supported; the message names those that are.
     """
+    version = (version or "").strip()
     if not version:
         return default()
     for release in supported():
