@@ -116,6 +116,7 @@ def pytest_command(env: UnitEnv, outcomes: Path, options: Sequence[str]) -> list
     return [
         str(env.python), "-m", "pytest", "-v", "--rootdir", ".",
         "-p", "no:cacheprovider", "-p", "offload_parity.pytest_frozen_heap",
+        "-p", "offload_parity.pytest_no_hub_wait",
         # One word each: pytest takes a path that stands alone for a place to run, and
         # looks for its settings above all of them.
         "-p", "offload_parity.pytest_outcomes", f"--outcomes={outcomes}",
