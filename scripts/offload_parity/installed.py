@@ -8,7 +8,6 @@ by the next one.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from . import patches, release
 from .errors import UserError
-from .files import flush, replace
+from .files import flush, folder_lock, replace
 from .release import Release
 from .signals import uninterrupted
 
@@ -394,23 +393,16 @@ def _only_installed(patch: patches.Patch) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(package: Package) -> Iterator[None]:
-    """Keep a second run out; the folder itself is the lock, so nothing is left."""
-    try:
-        descriptor = os.open(package.folder, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(
-            f"cannot read {package.folder}: {error.strerror}; run as the user who owns "
-            "the package"
-        ) from error
-    try:
+    """Keep a second run out."""
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another run on {package.folder}", flush=True)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            stack.enter_context(folder_lock(package.folder, package.folder))
+        except OSError as error:
+            raise UserError(
+                f"cannot read {package.folder}: {error.strerror}; run as the user who "
+                "owns the package"
+            ) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _read_manifest(package: Package) -> Manifest | None:
