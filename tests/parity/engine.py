@@ -396,6 +396,18 @@ class Engine:
                     chunks.append((index, i))
         return chunks
 
+    def cached_keys(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """(group, block index) of each block of a prompt that the GPU cache serves."""
+        hashes = self.parts.block_hashes(tokens)
+        cached = {(group, key) for _, group, key in self.parts.cached_blocks()}
+        return [
+            (index, i)
+            for index, group in enumerate(self.geometry.groups)
+            for i in range(len(tokens) // group.block)
+            if (index, bytes(hashes[(i + 1) * group.block // self.parts.hash_block - 1]))
+            in cached
+        ]
+
 
 def _next_token(tokens: Sequence[int]) -> int:
     """A deterministic continuation: the same prompt always decodes the same."""

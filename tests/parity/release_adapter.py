@@ -94,6 +94,7 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
 from vllm.v1.kv_offload.base import (  # noqa: E402
     LookupResult,
     OffloadingWorker,
+    ReqContext,
     TransferResult,
     get_offload_block_hash,
     get_offload_group_idx,
@@ -402,6 +403,38 @@ class Parts:
         """The manager's record of a chunk, or None."""
         return self.manager._policy.get(make_offload_key(block_hash, group))
 
+    def drop_host_chunk(self, group: int, block_hash: bytes) -> Callable[[], None]:
+        """Take one chunk out of the host tier; returns what puts it back.
+
+        Its memory is given to no other chunk meanwhile. Put back, it is the most
+        recently used chunk. No reset of the host may come in between.
+
+        Raises:
+            LookupError: the host does not hold the chunk.
+            ValueError: the chunk is being stored or loaded, so it cannot go; or, when
+                it is put back, the host has stored it anew.
+        """
+        manager, key = self.manager, make_offload_key(block_hash, group)
+        name = f"host chunk {block_hash.hex()[:16]} of group {group}"
+        chunk = manager._policy.get(key)
+        if chunk is None:
+            raise LookupError(f"{name} is not stored")
+        if chunk.ref_cnt != 0:
+            raise ValueError(f"{name} is in use: finish its transfers first")
+        manager._policy.remove(key)
+        _count_evictable(manager, -1)
+
+        def restore() -> None:
+            if manager._policy.get(key) is not None:
+                raise ValueError(f"{name} was stored anew: switch stores off before")
+            context = [ReqContext(req_id="restore")]
+            if "req_context" not in inspect.signature(manager._policy.insert).parameters:
+                context = []
+            manager._policy.insert(key, chunk, *context)
+            _count_evictable(manager, 1)
+
+        return restore
+
     def chunk_hash(
         self, request_hashes: Sequence[bytes], group: int, chunk: int
     ) -> Any:
@@ -482,6 +515,13 @@ class Parts:
 
 def _chunk_id(chunk: Any) -> int:
     return chunk.chunk_id if hasattr(chunk, "chunk_id") else chunk.block_id
+
+
+def _count_evictable(manager: Any, change: int) -> None:
+    """The manager counts the chunks that it could evict."""
+    for name in ("_num_evictable_cache_chunks", "_num_evictable_cache_blocks"):
+        if hasattr(manager, name):
+            setattr(manager, name, getattr(manager, name) + change)
 
 
 def _host_capacity(manager: Any) -> int:

@@ -40,6 +40,58 @@ def test_a_host_that_is_off_neither_finds_nor_takes():
     assert engine.run(tokens).num_external == 480
 
 
+def test_a_chunk_taken_out_of_the_host_is_missed_until_it_is_back():
+    engine = Engine(SMALL_NO_EAGLE, gpu_blocks=2000, ledger=True)
+    tokens = prompt(1, 500)
+    engine.run(tokens)
+    stored = engine.num_host_chunks
+    engine.set_host(store=False)
+    hashes = engine.parts.block_hashes(tokens)
+    key = 0, engine.parts.chunk_hash(hashes, 0, 7)
+    restore = engine.parts.drop_host_chunk(*key)
+    with pytest.raises(LookupError, match="group 0 is not stored"):
+        engine.parts.drop_host_chunk(*key)
+    assert (0, 7) not in engine.host_keys(tokens)
+    engine.reset_gpu()
+    assert engine.run(tokens).num_external == 7 * 32
+    restore()
+    engine.reset_gpu()
+    assert engine.run(tokens).num_external == 480
+    with pytest.raises(ValueError, match="stored anew"):
+        restore()
+    engine.check_at_rest()
+    assert engine.ledger.findings == []
+    # The manager still evicts all that is idle, and nothing else.
+    engine.set_host()
+    engine.reset_host()
+    assert engine.num_host_chunks == 0 < stored
+
+
+def test_a_chunk_that_is_being_stored_cannot_be_taken_out():
+    engine = Engine(SMALL, gpu_blocks=2000, ledger=True, transfer_delay=lambda: 5)
+    tokens = prompt(1, 500)
+    engine.submit(tokens)
+    while not engine.num_host_chunks:
+        engine.step()
+    hashes = engine.parts.block_hashes(tokens)
+    with pytest.raises(ValueError, match="in use"):
+        engine.parts.drop_host_chunk(0, engine.parts.chunk_hash(hashes, 0, 3))
+
+
+def test_cached_keys_are_what_the_gpu_serves():
+    engine = Engine(SMALL_NO_EAGLE, 0, gpu_blocks=2000)
+    tokens = prompt(1, 500)
+    assert engine.cached_keys(tokens) == []
+    engine.run(tokens)
+    keys = engine.cached_keys(tokens)
+    assert [i for group, i in keys if group == 0] == list(range(15))
+    # The window of group 1 before token 480, where a resend resumes.
+    assert {(1, 58), (1, 59)} <= set(keys)
+    assert (1, 3) not in keys
+    engine.reset_gpu()
+    assert engine.cached_keys(tokens) == []
+
+
 def test_dense_retention_stores_every_full_attention_chunk():
     engine = Engine(SMALL, gpu_blocks=2000)
     tokens = prompt(1, 500)
