@@ -2,7 +2,7 @@
 """Fetch, apply, edit and export the patch series. The Makefile calls this."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from offload_parity import (
     installed,
     patches,
 )
+from offload_parity import cli as scripts
 from offload_parity import release as releases
 from offload_parity.errors import UserError
 from offload_parity.paths import shown
-from offload_parity.signals import clean_up_on_termination
 
 _OPTIONS = {
     "release": ("VERSION", "the vLLM release; default: the newest supported"),
@@ -60,17 +60,21 @@ def command(*targets: str) -> Callable:
     return register
 
 
-def _titles(
-    series: patches.Series,
-    applied: list[bool] | None = None,
-    absent: str = "missing",
-) -> None:
-    """Print the patches; with ``applied`` whether each one is there."""
-    for number, patch in enumerate(series.patches):
-        state = ""
-        if applied is not None:
-            state = f"{'applied' if applied[number] else absent}  "
-        click.echo(f"  {state}{patch.name[:4]} {patch.title}")
+def _titles(series: patches.Series) -> None:
+    """Print the patches."""
+    for patch in series.patches:
+        click.echo(f"  {patch.name[:4]} {patch.title}")
+
+
+def _states(series: patches.Series, applied: Sequence[bool], untouched: bool) -> None:
+    """Print the patches and whether each one is there.
+
+    A patch that is absent is missing, except from a tree that is ``untouched``.
+    """
+    absent = "not applied" if untouched else "missing"
+    for patch, there in zip(series.patches, applied, strict=True):
+        state = "applied" if there else absent
+        click.echo(f"  {state}  {patch.name[:4]} {patch.title}")
 
 
 def _count(series: patches.Series) -> str:
@@ -178,7 +182,7 @@ def status(release: str | None, vllm: str | None, python: str | None) -> None:
     elif python:
         good = _status_installed(python, release)
     else:
-        wanted = (releases.get(release),) if release else releases.supported()
+        wanted = releases.chosen(release)
         # Each of them is shown, whatever the first one says.
         states = [_status_built(one) for one in wanted]
         good = all(states)
@@ -194,11 +198,8 @@ def _status_built(wanted: releases.Release) -> bool:
     series = patches.read_series(wanted)
     state = build_tree.standing(wanted, series)
     click.echo(f"vLLM {wanted.version}: source {sdist}, tree {shown(path)}: {state}")
-    _titles(
-        series,
-        [state == build_tree.APPLIED] * len(series.patches),
-        "not applied" if state == build_tree.STOCK else "missing",
-    )
+    applied = [state == build_tree.APPLIED] * len(series.patches)
+    _states(series, applied, state == build_tree.STOCK)
     return state in (build_tree.APPLIED, build_tree.STOCK)
 
 
@@ -211,8 +212,7 @@ def _status_checkout(path: str, version: str | None) -> bool:
         f"vLLM {standing.series.release.version} ({known or 'as RELEASE= says'}) in "
         f"{repo.path}, on {repo.branch() or 'no branch'}"
     )
-    absent = "missing" if standing.partly else "not applied"
-    _titles(standing.series, list(standing.applied), absent)
+    _states(standing.series, standing.applied, not standing.partly)
     for name in drifted:
         click.echo(f"  drifted  {name} has uncommitted changes")
     return not (standing.partly or drifted)
@@ -227,11 +227,8 @@ def _status_installed(python: str, version: str | None) -> bool:
     )
     states = set(standing.files.values())
     applied = standing.total if states == {"patched"} else standing.applied
-    _titles(
-        standing.series,
-        [n < applied for n in range(standing.total)],
-        "not applied" if states == {"stock"} else "missing",
-    )
+    there = [n < applied for n in range(standing.total)]
+    _states(standing.series, there, states == {"stock"})
     for name, state in standing.files.items():
         if state == "drifted" or (state == "partly" and not applied):
             click.echo(f"  drifted  {name} is neither stock nor as the series makes it")
@@ -272,7 +269,7 @@ def export(release: str | None) -> None:
 def check(release: str | None) -> None:
     """Check that the patches, their series files and an export agree."""
     faults = []
-    for wanted in (releases.get(release),) if release else releases.supported():
+    for wanted in releases.chosen(release):
         found = exporting.check(wanted)
         faults += found
         if not found:
@@ -284,24 +281,5 @@ def check(release: str | None) -> None:
     sys.exit(1 if faults else 0)
 
 
-def main() -> None:
-    """Run the command; a foreseeable fault is one line on stderr and exit code 1."""
-    clean_up_on_termination()
-    try:
-        cli(standalone_mode=False)
-    except click.UsageError as error:
-        click.echo(f"error: {error.format_message()}", err=True)
-        sys.exit(2)
-    except UserError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
-    except OSError as error:
-        click.echo(f"error: {' '.join(str(error).split())}", err=True)
-        sys.exit(1)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; nothing was left half done", err=True)
-        sys.exit(130)
-
-
 if __name__ == "__main__":
-    main()
+    scripts.run(cli)

@@ -6,35 +6,22 @@ compares. Exit status 1 if any patched figure falls short.
 """
 
 import json
-import os
-import shutil
-import subprocess
 import sys
-import threading
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from packaging.version import Version
-from tqdm import tqdm
 
-from offload_parity import build_tree, release, unit_env
-from offload_parity.errors import UserError
+from offload_parity import cli as scripts
+from offload_parity import release, simulation, unit_env, upstream_tests
+from offload_parity.paths import build_root
+from offload_parity.simulation import Job, Tree
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
 TIERS = ("host", "gpu")
 EXAMPLES = 3
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A vLLM tree to measure: `label` is "stock" or "patched"."""
-
-    label: str
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -44,71 +31,6 @@ class Short:
     length: int
     hit: int
     want: int
-
-
-def measure(
-    tree: Tree,
-    python: Path,
-    arguments: list[str],
-    progress: tqdm,
-    running: list[subprocess.Popen[str]],
-) -> list[dict[str, Any]]:
-    """Run the simulation on one tree.
-
-    Raises:
-        UserError: it failed; the message ends with what it said last.
-    """
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("VLLM_")},
-        "PYTHONPATH": os.pathsep.join(map(str, (tree.path, TESTS))),
-        "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    process = subprocess.Popen(
-        [python, "-m", "parity", "replays", *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    running.append(process)
-    said: list[str] = []
-    reader = threading.Thread(target=lambda: said.extend(process.stderr))
-    reader.start()
-    records = []
-    for line in process.stdout:
-        records.append({"tree": tree.label, **json.loads(line)})
-        progress.update()
-    reader.join()
-    if process.wait():
-        last = next((x for x in reversed(said) if x.strip()), "it said nothing")
-        raise UserError(
-            f"the sweep of {tree.path} failed: {last.strip()}; run "
-            f"`python -m parity replays` with PYTHONPATH={tree.path}:{TESTS}"
-        )
-    return records
-
-
-def measure_all(
-    trees: list[Tree], python: Path, arguments: list[str], jobs: int
-) -> list[dict[str, Any]]:
-    """Measure trees side by side; stops every process when one fails."""
-    running: list[subprocess.Popen[str]] = []
-    with (
-        tqdm(unit=" replays", disable=None) as progress,
-        ThreadPoolExecutor(jobs) as pool,
-    ):
-        tasks = [
-            pool.submit(measure, tree, python, arguments, progress, running)
-            for tree in trees
-        ]
-        try:
-            return [record for task in tasks for record in task.result()]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in running:
-                process.kill()
-            raise
 
 
 def compare(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -215,26 +137,6 @@ def _examples(short: list[dict[str, int]]) -> str:
     )
 
 
-def default_trees(version: str | None) -> list[Tree]:
-    """The stock and the patched tree of one release, or of each supported one."""
-    releases = [release.get(version)] if version else list(release.supported())
-    return [
-        tree
-        for each in releases
-        for tree in (
-            Tree("stock", build_tree.ensure_stock(each)),
-            Tree("patched", build_tree.ensure_patched(each)),
-        )
-    ]
-
-
-def _check_tree(tree: Tree) -> None:
-    if not (tree.path / "vllm" / "__init__.py").exists():
-        raise UserError(
-            f"{tree.path} is no vLLM tree: name a folder that holds vllm/__init__.py"
-        )
-
-
 @click.command(help=__doc__.splitlines()[0])
 @click.option("--release", "version", help="One supported release; default: each.")
 @click.option(
@@ -262,7 +164,10 @@ def _check_tree(tree: Tree) -> None:
 )
 @click.option("--sample", type=click.IntRange(1), help="Only so many lengths.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--jobs", default=os.cpu_count() or 1, show_default=True)
+@click.option(
+    "--jobs", type=click.IntRange(1), default=upstream_tests.default_jobs,
+    help="Processes side by side; default: 2, 1 on a single core.",
+)  # fmt: skip
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -276,10 +181,18 @@ def cli(
     trees = [
         *(Tree("stock", path.resolve()) for path in stock),
         *(Tree("patched", path.resolve()) for path in patched),
-    ] or default_trees(version)
+    ] or [
+        tree for each in release.chosen(version) for tree in simulation.trees_of(each)
+    ]
     for tree in trees:
-        _check_tree(tree)
-    arguments = ["--seed", str(seed), "--blocks-per-chunk", str(blocks_per_chunk)]
+        simulation.check_tree(tree)
+    arguments = [
+        "replays",
+        "--seed",
+        str(seed),
+        "--blocks-per-chunk",
+        str(blocks_per_chunk),
+    ]
     for option, values in (
         ("--geometry", geometry),
         ("--retention", retention),
@@ -288,13 +201,12 @@ def cli(
     ):
         for value in values:
             arguments += [option, str(value)]
-    interpreter = python.absolute() if python else unit_env.ensure().python
-    if not shutil.which(interpreter):
-        raise UserError(f"{interpreter} is no interpreter: name one with --python")
-    records = measure_all(trees, interpreter, arguments, jobs)
+    runner = simulation.Runner(unit_env.interpreter(python), jobs, unit="replay")
+    ended = runner.run([Job(tree, tuple(arguments)) for tree in trees])
+    records = [record for one in ended for record in one.records]
     rows = compare(records)
     table = markdown(rows)
-    folder = out or release.build_root() / "reports"
+    folder = out or build_root() / "reports"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sweep.md").write_text(table, encoding="utf-8")
     (folder / "sweep.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
@@ -306,14 +218,5 @@ def cli(
         sys.exit(1)
 
 
-def main() -> None:
-    """Entry point: a foreseeable fault is one line and exit status 1."""
-    try:
-        cli()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    scripts.run(cli)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import series
-from offload_parity import build_tree, exporting, release
+from offload_parity import build_tree, cli, exporting, release
 
 # A job in the background ignores Ctrl-C, and so would the programs interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -202,7 +202,7 @@ class World:
         self.capsys.readouterr()
         code = 0
         try:
-            series.main()
+            cli.run(series.cli)
         except SystemExit as error:
             code = error.code or 0
         out, err = self.capsys.readouterr()

@@ -8,11 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 import release_tests
-from offload_parity import exporting, proof, series_lint, unit_env
+from offload_parity import cli, exporting, proof, series_lint, steps, unit_env
+from offload_parity import release as releases
 from offload_parity.errors import UserError
 from offload_parity.proof import Finding, Proof, Row
+from offload_parity.report import Report, Result
 from offload_parity.unit_env import UnitEnv
-from release_tests import Report, Result
 
 
 def broken(_):
@@ -50,7 +51,7 @@ def test_report_of_good_steps_is_good() -> None:
 def test_failing_program_shows_its_last_lines_and_its_log(tmp_path, capsys) -> None:
     report = Report()
     command = [sys.executable, "-c", "print('why'); raise SystemExit(3)"]
-    step = release_tests.command_step(command, tmp_path / "logs" / "x.log")
+    step = steps.command(command, tmp_path / "logs" / "x.log")
     report.run("ours", "program", step)
     out = capsys.readouterr().out
     assert "why" in out
@@ -62,14 +63,14 @@ def test_proof_table_shows_both_runs_and_the_findings() -> None:
     row = Row(
         "0001-x.patch", "tests/a.py::test_b", 2, "1 of 2: assert 1 == 2", "passed"
     )
-    release = release_tests.releases.default()
-    text = release_tests.proof_table(release, Proof([row]))
+    release = releases.default()
+    text = steps.proof_table(release, Proof([row]))
     assert "tests/a.py::test_b (2 cases)" in text
     assert "stock:   1 of 2: assert 1 == 2" in text
     assert "patched: passed" in text
     assert "FINDING" not in text
     found = Proof([row], [Finding("0001-x.patch", "test_b proves nothing")])
-    text = release_tests.proof_table(release, found)
+    text = steps.proof_table(release, found)
     assert "FINDING 0001-x.patch: test_b proves nothing" in text
 
 
@@ -89,7 +90,7 @@ def test_proof_ends_by_its_findings(fake, monkeypatch, findings, code) -> None:
 
 def test_lint_ends_with_1_and_names_patch_line_and_rule(fake, monkeypatch) -> None:
     finding = series_lint.Finding("0001-x.patch", "vllm/a.py:3", "ruff check: E501")
-    monkeypatch.setattr(release_tests, "own_hooks", lambda _: Result(True, ""))
+    monkeypatch.setattr(steps, "own_hooks", lambda _: Result(True, ""))
     monkeypatch.setattr(series_lint, "check", lambda *_: [finding])
     done = CliRunner().invoke(release_tests.cli, ["lint", "--release", "0.33.0"])
     assert done.exit_code == 1
@@ -100,7 +101,7 @@ def test_release_that_is_not_supported_is_one_line(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["release_tests.py", "proof", "--release", "0.1"])
     monkeypatch.setattr(unit_env, "ensure", lambda: UnitEnv(Path("/nowhere")))
     with pytest.raises(SystemExit) as end:
-        release_tests.main()
+        cli.run(release_tests.cli)
     assert end.value.code == 1
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -112,7 +113,7 @@ def test_series_that_is_broken_does_not_hide_the_rest(fake, monkeypatch) -> None
     good = Result(True, "5 passed")
     monkeypatch.setattr(exporting, "check", lambda _: ["series lists 0001-x.patch"])
     monkeypatch.setattr(unit_env, "ensure", no_environment)
-    monkeypatch.setattr(release_tests, "command_step", lambda *_: lambda _: good)
+    monkeypatch.setattr(steps, "command", lambda *_: lambda _: good)
     done = CliRunner().invoke(release_tests.cli, ["test", "--release", "0.33.0"])
     assert done.exit_code == 1
     assert "series lists 0001-x.patch" in done.output

@@ -12,9 +12,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from .errors import UserError
-from .paths import ROOT, build_root, patches_root, shown
-
-__all__ = ["ROOT", "Release", "UnitTests", "build_root", "default", "get", "supported"]
+from .paths import patches_root, shown
 
 
 @dataclass(frozen=True)
@@ -144,3 +142,12 @@ def get(version: str | None) -> Release:
         if release.version == version.removeprefix("v"):
             return release
     raise UserError(f"{unsupported(version)}; choose one with RELEASE=")
+
+
+def chosen(version: str | None) -> tuple[Release, ...]:
+    """The release named, or all supported ones.
+
+    Raises:
+        UserError: as ``get``.
+    """
+    return (get(version),) if version else supported()

@@ -128,6 +128,20 @@ def ensure() -> UnitEnv:
     return build(needs, build_root() / f"unit-env-{needs.key}")
 
 
+def interpreter(named: Path | None = None) -> Path:
+    """The interpreter for vLLM's code: ``named``, or that of the environment.
+
+    Raises:
+        UserError: ``named`` is none, or as ``ensure``.
+    """
+    if named is None:
+        return ensure().python
+    python = named.absolute()
+    if python.is_dir() or not os.access(python, os.X_OK):
+        raise UserError(f"{named} is no interpreter: name one with --python")
+    return python
+
+
 def build(needs: Needs, root: Path) -> UnitEnv:
     """Build ``root``, or return it as it is if it is finished and runs."""
     env = UnitEnv(root)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How every script of this project ends."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+import click
+
+from .errors import UserError
+from .signals import clean_up_on_termination
+
+
+def _end(status: int, words: str) -> None:
+    # Whoever read our output may be gone; the exit status still counts.
+    with contextlib.suppress(OSError):
+        print(words, file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+def run(command: click.Command | Callable[[], None]) -> None:
+    """Run a script's command; a foreseeable fault is one line on stderr.
+
+    Exit status 1: something is wrong, which the line names; 2: the command line is;
+    130: Ctrl-C or termination.
+    """
+    clean_up_on_termination()
+    try:
+        if isinstance(command, click.Command):
+            command(standalone_mode=False)
+        else:
+            command()
+        sys.stdout.flush()
+    except click.UsageError as error:
+        _end(2, f"error: {error.format_message()}")
+    except click.ClickException as error:
+        _end(1, f"error: {error.format_message()}")
+    except UserError as error:
+        _end(1, f"error: {error}")
+    except BrokenPipeError:
+        # `… | head`: nothing is wrong, and nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        _end(1, f"error: {' '.join(str(error).split())}")
+    except (KeyboardInterrupt, click.Abort):
+        _end(130, "interrupted; nothing was left half done")
