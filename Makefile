@@ -17,6 +17,12 @@ option = $(if $(filter command,$(firstword $(origin $(2)))),--$(1)=$(call quoted
 RELEASE_ARG = $(call option,release,RELEASE)
 # Exporting them would expand what is written in them.
 unexport RELEASE VLLM PYTHON
+# A misspelt variable would have no effect and nobody would notice.
+KNOWN := RELEASE VLLM PYTHON HOST_PYTHON
+given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
+unknown := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(given)))
+$(if $(unknown),$(error unknown variable $(unknown)=; known: $(KNOWN)))
+takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$(error make $@ takes no $(v)=: leave it out))
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check \
@@ -48,22 +54,22 @@ check: $(TOOLS)/.ready ## Check that patches/ and the series files agree
 	$(SERIES) check $(ARGS)
 
 test: $(TOOLS)/.ready ## Run vLLM's own tests and this project's on each release
-	$(RELEASE_TESTS) test $(RELEASE_ARG)
+	$(call takes,RELEASE)$(RELEASE_TESTS) test $(RELEASE_ARG)
 
 proof: $(TOOLS)/.ready ## Show each new test failing on stock and passing patched
-	$(RELEASE_TESTS) proof $(RELEASE_ARG)
+	$(call takes,RELEASE)$(RELEASE_TESTS) proof $(RELEASE_ARG)
 
 lint: $(TOOLS)/.ready ## Lint this project and what the patches add to vLLM
-	$(RELEASE_TESTS) lint $(RELEASE_ARG)
+	$(call takes,RELEASE)$(RELEASE_TESTS) lint $(RELEASE_ARG)
 
 parity: $(TOOLS)/.ready ## Compare the host tier's hits with dense retention, stock and patched
 	$(RELEASE_TESTS) parity $(RELEASE_ARG)
 
 clean: ## Remove the built trees and reports, keep the tools and the downloads
-	$(HOST_PYTHON) scripts/clean.py
+	$(call takes,)$(HOST_PYTHON) scripts/clean.py
 
 distclean: ## Remove everything that was built or downloaded
-	$(HOST_PYTHON) scripts/clean.py --all
+	$(call takes,)$(HOST_PYTHON) scripts/clean.py --all
 
 $(TOOLS)/.ready: pyproject.toml scripts/tools_venv.py
 	command -v $(HOST_PYTHON) >/dev/null || { echo "make: $(HOST_PYTHON) is not there: install Python 3.11 or newer, or name it with HOST_PYTHON=" >&2; exit 1; }

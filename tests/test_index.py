@@ -434,3 +434,20 @@ def test_pip_belongs_to_this_interpreter(world: World, monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     (world.cache / NAME).unlink()
     assert "pip's settings cannot be read" in world.refused("fetch")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("PIP_TIMEOUT", "abc", "option timeout: invalid floating-point value: 'abc'"),
+        ("PIP_TIMEOUT", "-1", "timeout -1"),
+        ("PIP_RETRIES", "x", "option retries: invalid integer value: 'x'"),
+        ("PIP_RETRIES", "-2", "retries -2"),
+    ],
+)
+def test_odd_value_of_a_pip_setting_is_named(
+    world: World, monkeypatch, name, value, words
+) -> None:
+    (world.cache / f"vllm-{NEW}.tar.gz").unlink()
+    monkeypatch.setenv(name, value)
+    assert words in world.refused("fetch")

@@ -113,6 +113,23 @@ def test_refusals_are_one_line_and_no_success(
     assert all(line.startswith(("error: ", "make: ")) for line in lines), lines
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("test", "RELASE=0.25.1"), "unknown variable RELASE=; known: RELEASE VLLM"),
+        (("apply", "release=0.25.1"), "unknown variable release=; known: RELEASE"),
+        (("test", "VLLM=x"), "make test takes no VLLM=: leave it out"),
+        (("clean", "RELEASE=0.25.1"), "make clean takes no RELEASE=: leave it out"),
+    ],
+)
+def test_variable_that_would_have_no_effect_is_refused(
+    project: Path, args: tuple, words: str
+) -> None:
+    done = make(project, *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_usage_error_of_the_script_is_exit_code_2(world: World) -> None:
     code, out, err = world.run("apply", "--nonsense")
     assert (code, out) == (2, "") and err.startswith("error: ")

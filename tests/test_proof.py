@@ -354,6 +354,20 @@ def test_bare_exception_is_no_reason_where_the_failure_says_more(made_up) -> Non
     assert "test_added states only `assert` where the failure says" in finding.what
 
 
+def test_source_line_of_a_bare_assertion_may_be_stated() -> None:
+    def judged(text: str) -> list[str]:
+        claim = proof.Claim("tests/a.py::test_x", text, proof.FAILS)
+        bad = Outcome(claim.test, "failed", 0.1, "AssertionError", "assert not missing")
+        good = Outcome(claim.test, "passed", 0.1, "")
+        runs = [Run(outcomes={o.id: o}) for o in (bad, good)]
+        return proof.judge("0001-x.patch", claim, *runs)[1]
+
+    assert judged("AssertionError at assert not missing") == []
+    assert judged("AssertionError") == []
+    (problem,) = judged("assert not extra")
+    assert "with `AssertionError at assert not missing`, not" in problem
+
+
 SKIPPED = """
 def test_gpu():
     pytest.skip("only on ROCm")

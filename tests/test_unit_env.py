@@ -180,7 +180,8 @@ def test_no_room_is_said_before_anything_is_built(build: Path, monkeypatch) -> N
         ),
         ("ERROR: No matching distribution found for torch==2.13.0", "Python 3."),
         ("x\nERROR: first\nERROR: xgrammar conflicts\ny", "xgrammar conflicts"),
-        ("", "says nothing"),
+        ("configuration: option timeout: invalid value: 'abc'", "option timeout"),
+        ("", "see above"),
     ],
 )
 def test_pip_failures_are_explained(said: str, line: str) -> None:

@@ -112,6 +112,28 @@ def test_every_outcome_is_recorded_and_the_tree_stays_as_it_was(
     assert files_of(tree) == before
 
 
+def test_bare_assertion_is_told_by_its_source_line(tmp_path: Path, monkeypatch) -> None:
+    """As in vLLM's test helpers, whose files pytest does not rewrite."""
+    monkeypatch.setenv("OFFLOAD_PARITY_BUILD", str(tmp_path / "build"))
+    write(
+        tmp_path,
+        {
+            "helper.py": "def check(found):\n    assert found == {1, 2}, ()\n"
+            "def no_words(found):\n    assert not found\n",
+            "test_a.py": "import sys\nsys.path.insert(0, '.')\nimport helper\n"
+            "def test_a():\n    helper.no_words({3})\n"
+            "def test_b():\n    helper.check({3})\n"
+            "def test_c():\n    assert 1 == 2\n",
+        },
+    )
+    found = upstream_tests.run_pytest(ENV, tmp_path, ["."], tmp_path / "x.log")
+    assert {i.partition("::")[2]: o.said for i, o in found.outcomes.items()} == {
+        "test_a": "AssertionError at assert not found",
+        "test_b": "AssertionError: ()",
+        "test_c": "assert 1 == 2",
+    }
+
+
 def test_collecting_runs_nothing(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("OFFLOAD_PARITY_BUILD", str(tmp_path / "build"))
     write(tmp_path, {"test_a.py": "def test_a():\n    open('ran', 'w')\n"})

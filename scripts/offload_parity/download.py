@@ -62,8 +62,11 @@ def pip_settings() -> PipSettings:
         check=False,
     )
     if done.returncode:
-        fault = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"pip's settings cannot be read: {fault}")
+        # It says on stdout that a value is none.
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise UserError(
+            f"pip's settings cannot be read: {(said or ['no message'])[-1]}"
+        )
     found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for line in done.stdout.splitlines():
         name, _, value = line.partition("=")
@@ -77,6 +80,13 @@ def pip_settings() -> PipSettings:
     offline = merged.get("no-index", "").lower() in ("1", "true", "yes", "on")
     index = merged.get("index-url") or PYPI_SIMPLE_ENDPOINT
     indexes = (index, *merged.get("extra-index-url", "").split())
+    timeout = float(merged.get("timeout", 15))
+    retries = int(merged.get("retries", 5))
+    if not (timeout > 0 and retries >= 0):
+        raise UserError(
+            f"pip's settings say timeout {timeout:g} and retries {retries}: the first "
+            "must be above 0, the other at least 0 (python -m pip config list)"
+        )
     return PipSettings(
         indexes=() if offline else indexes,
         find_links=tuple(merged.get("find-links", "").split()),
@@ -84,8 +94,8 @@ def pip_settings() -> PipSettings:
         cert=merged.get("cert"),
         client_cert=merged.get("client-cert"),
         trusted_hosts=tuple(merged.get("trusted-host", "").split()),
-        timeout=float(merged.get("timeout", 15)),
-        retries=int(merged.get("retries", 5)),
+        timeout=timeout,
+        retries=retries,
     )
 
 

@@ -6,6 +6,9 @@ A patch's message names the tests it adds or changes and what their failure says
     Fails on the release this series is for:
       tests/v1/core/test_x.py::test_name: assert 6656 == 6912
 
+An ``assert`` in one of vLLM's helpers says only AssertionError; the source line that
+pytest shows counts as said after it: ``AssertionError at assert not missing``.
+
 A test that a patch only adapts to the new code, so that it passes on stock as well,
 stands in a second block with the reason for touching it:
 
@@ -276,15 +279,16 @@ def _judge_failing(claim: Claim, cases: list[Outcome]) -> tuple[str, str]:
     """What to show of a test that must fail as stated, and what is wrong or ""."""
     wanted = one_line(claim.text)
     bad = [c for c in cases if c.outcome in ("failed", "error")]
-    right = [c for c in bad if wanted in one_line(c.message)]
+    right = [c for c in bad if wanted in one_line(c.said)]
     if not bad:
         words = ", ".join(sorted({c.outcome for c in cases}))
         return words, f"every case is {words} on the release: it proves nothing"
     if not right:
-        first = one_line(bad[0].message)[:200]
+        first = one_line(bad[0].said)[:200]
         return first, f"fails on the release with `{first}`, not with `{wanted}`"
     message = one_line(right[0].message)
-    shown = message[message.index(wanted) :]
+    said = one_line(right[0].said)
+    shown = said[said.index(wanted) :]
     if len(bad) < len(cases):
         shown = f"{len(bad)} of {len(cases)}: {shown}"
     if _NAME_ONLY.fullmatch(wanted) and message != wanted:

@@ -6,9 +6,11 @@ it happens, so a reader of the file can show progress:
 
     {"collected": [node id, …]}
     {"collect_error": path, "message": text}
-    {"id": node id, "outcome": word, "seconds": number, "message": text}
+    {"id": node id, "outcome": word, "seconds": number, "message": text, "line": text}
 
-The words are passed, failed, error (in setup or teardown), skipped, xfailed, xpassed.
+``line`` is the source line that failed, where the message is a bare AssertionError, as
+from an ``assert`` in a file that pytest does not rewrite. The words are passed, failed,
+error (in setup or teardown), skipped, xfailed, xpassed.
 It runs in vLLM's environment, so it imports nothing but pytest.
 """
 
@@ -60,6 +62,18 @@ def message(report):
     return crash.message if crash else str(longrepr)
 
 
+def failing_line(report):
+    """The source line that raised a bare AssertionError, else ""."""
+    if message(report) != "AssertionError":
+        return ""
+    traceback = getattr(report.longrepr, "reprtraceback", None)
+    for entry in reversed(traceback.reprentries if traceback else ()):
+        for line in getattr(entry, "lines", ()):
+            if line.startswith(">"):
+                return line[1:].strip()
+    return ""
+
+
 class Recorder:
     """Follows the reports of a run and writes them down."""
 
@@ -92,7 +106,8 @@ class Recorder:
     def pytest_runtest_logreport(self, report):
         """Join the reports of setup, call and teardown to one outcome."""
         state = self._running.setdefault(
-            report.nodeid, {"outcome": "passed", "seconds": 0.0, "message": ""}
+            report.nodeid,
+            {"outcome": "passed", "seconds": 0.0, "message": "", "line": ""},
         )
         state["seconds"] += report.duration
         expected = hasattr(report, "wasxfail")
@@ -106,6 +121,7 @@ class Recorder:
         if word != "passed" and state["outcome"] in ("passed", "xpassed", "xfailed"):
             state["outcome"] = word
             state["message"] = message(report)
+            state["line"] = failing_line(report)
         if report.when not in ("setup", "call"):
             self._write(id=report.nodeid, **self._running.pop(report.nodeid))
 

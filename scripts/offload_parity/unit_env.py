@@ -239,12 +239,14 @@ def _pip(env: UnitEnv, log: Path, *requirements: str) -> None:
         ],
         env=settings | {"PIP_USER": "0"},
         stdin=subprocess.DEVNULL,
-        stdout=None if on_screen else subprocess.DEVNULL,
-        stderr=None if on_screen else subprocess.DEVNULL,
+        # Of a setting that is none, pip says so before it opens the log.
+        stdout=None if on_screen else subprocess.PIPE,
+        stderr=None if on_screen else subprocess.STDOUT,
+        text=True,
         check=False,
     )  # fmt: skip
     if done.returncode:
-        text = log.read_text(errors="replace") if log.exists() else ""
+        text = log.read_text(errors="replace") if log.exists() else done.stdout or ""
         raise UserError(explain(text, log))
 
 
@@ -270,7 +272,8 @@ def explain(text: str, log: Path) -> str:
             f"pip finds no {match[1]} for Python {version} on this machine: use Python "
             "3.11 for the tools (make distclean, then run again with it first on PATH)"
         )
-    errors = re.findall(r"ERROR: (.*)", text) or ["it says nothing"]
+    errors = re.findall(r"ERROR: (.*)", text) or text.strip().splitlines()[-1:]
+    errors = errors or ["see above"]
     return f"pip failed: {errors[-1]}; its log: {shown(log)}"
 
 

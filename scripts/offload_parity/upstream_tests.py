@@ -34,6 +34,12 @@ class Outcome:
     outcome: str
     seconds: float
     message: str
+    line: str = ""
+
+    @property
+    def said(self) -> str:
+        """The message, and the source line where it says nothing of its own."""
+        return f"{self.message} at {self.line}" if self.line else self.message
 
 
 @dataclass
@@ -236,7 +242,7 @@ def compare(
         if theirs and theirs.outcome == mine.outcome:
             result.as_stock[mine.outcome] += 1
         elif mine.outcome in ("failed", "error"):
-            result.failed[node_id] = mine.message
+            result.failed[node_id] = mine.said
         else:
             word = theirs.outcome if theirs else "missing"
             result.lost[node_id] = f"{mine.outcome}, on stock {word}: {mine.message}"
@@ -257,7 +263,7 @@ def compare(
             result.as_stock["skipped"] += 1
         else:
             result.failed[node_id] = (
-                f"a new test that is {outcome.outcome}: {outcome.message}"
+                f"a new test that is {outcome.outcome}: {outcome.said}"
             )
     return result
 
