@@ -73,9 +73,12 @@ class Engine:
         max_num_seqs: requests that run at once.
         async_scheduling: schedule a step before the previous one's output is known.
         offload_prompt_only: keep decoded tokens out of the host tier.
-        workers: ranks, each with a copy of the cache of its own.
+        workers: ranks, each with a copy of the cache of its own; at least as many as
+            the geometry is spread over.
         ledger: keep the books of what is where (see ledger.py), and check them.
         transfer_delay: steps that the next copy takes; needs the ledger.
+        accept: how many of the next drafts are right; None: none is. Drafts are made
+            for the geometries with a drafter.
     """
 
     def __init__(
@@ -92,7 +95,9 @@ class Engine:
         workers: int = 1,
         ledger: bool = False,
         transfer_delay: Callable[[], int] | None = None,
+        accept: Callable[[], int] | None = None,
     ) -> None:
+        workers = max(workers, geometry.dcp)
         self.geometry = geometry
         self.retention = retention
         self.async_scheduling = async_scheduling
@@ -129,7 +134,11 @@ class Engine:
                 )
             )
         self.results: dict[str, Result] = {}
+        self.drafts_accepted = 0
+        self._accept = accept
+        self._drafts: dict[str, list[int]] = {}
         self._tokens: dict[str, list[int]] = {}
+        self._prompt_lengths: dict[str, int] = {}
         self._computed: dict[str, int] = {}
         self._requests: dict[str, Any] = {}
         self._tables: dict[str, list[list[int]]] = {}
@@ -147,6 +156,7 @@ class Engine:
         self._next_id += 1
         request = self.parts.request(request_id, tokens, max_tokens, hashes)
         self._tokens[request_id] = list(tokens)
+        self._prompt_lengths[request_id] = len(tokens)
         if self.ledger is not None:
             self._requests[request_id] = request
             self.ledger.add_request(request_id, self._tokens[request_id])
@@ -227,6 +237,8 @@ class Engine:
         keep = int(self.async_scheduling and bool(scheduled.num_scheduled_tokens))
         while len(self._unapplied) > keep:
             self._update(*self._unapplied.pop(0))
+        if self._drafts and not self.async_scheduling:
+            self.parts.propose(self._drafts)
         if self.ledger is not None:
             self._check_step()
         return bool(scheduled.num_scheduled_tokens or worker_meta is not None)
@@ -252,24 +264,31 @@ class Engine:
         return everywhere, merged
 
     def _execute(self, scheduled) -> dict[str, list[int]]:
-        """Compute nothing; sample one token per request whose prompt is complete."""
+        """Compute nothing; sample for each request whose prompt is complete.
+
+        Drafts that continue the text are accepted, and one token more is sampled.
+        """
         resumed = self._take_schedule(scheduled)
         sampled: dict[str, list[int]] = {}
         passes = []
         for request_id, count in scheduled.num_scheduled_tokens.items():
-            drafts = scheduled.scheduled_spec_decode_tokens.get(request_id, ())
+            drafts = self._scheduled_drafts(request_id, scheduled)
             tokens = self._tokens[request_id]
             start = self._computed[request_id]
             end = start + count
-            # No draft is ever accepted: the drafted positions count for nothing.
             valid = end - len(drafts)
+            new = sampled[request_id] = []
+            if valid >= len(tokens):
+                new.append(_next_token(tokens))
+                for draft in drafts:
+                    if draft != new[-1]:
+                        break
+                    new.append(_next_token(tokens + new))
+                valid += len(new) - 1
+                self.drafts_accepted += len(new) - 1
+                tokens.extend(new)
             self._computed[request_id] = valid
             passes.append((request_id, start, valid, end))
-            if valid < len(tokens):
-                sampled[request_id] = []
-                continue
-            token = _next_token(tokens)
-            sampled[request_id] = [token]
         for rank in self.ranks:
             # A layer writes what all requests compute before any of them reads.
             for request_id, start, valid, end in passes:
@@ -279,9 +298,29 @@ class Engine:
                 rank.check_readable(
                     request_id, self._tables[request_id], start, request_id in resumed
                 )
-        for request_id, new in sampled.items():
-            self._tokens[request_id].extend(new)
+        self._draft(sampled, self.parts.num_drafts(scheduled))
         return sampled
+
+    def _draft(self, sampled: dict[str, list[int]], count: int) -> None:
+        """Propose `count` tokens per request, of which `accept` says how many fit."""
+        self._drafts = {}
+        if not self.geometry.eagle:
+            return
+        for request_id, new in sampled.items():
+            right = self._accept() if self._accept and new and count else 0
+            drafts = self._drafts[request_id] = []
+            for i in range(count if new else 0):
+                token = _next_token(self._tokens[request_id] + drafts)
+                drafts.append(token if i < right else (token + 1) % 50_000)
+
+    def _scheduled_drafts(self, request_id: str, scheduled) -> list[int]:
+        """The drafts that a step verifies."""
+        drafts = list(scheduled.scheduled_spec_decode_tokens.get(request_id, ()))
+        if self.async_scheduling:
+            # The scheduler has placeholders, the worker what it proposed.
+            own = self._drafts.get(request_id, [])[: len(drafts)]
+            drafts[: len(own)] = own
+        return drafts
 
     def _take_schedule(self, scheduled) -> set[str]:
         """Follow block tables and computed positions as a worker does.
@@ -297,13 +336,18 @@ class Engine:
             self._tables[new.req_id] = [list(ids) for ids in new.block_ids]
             resumed.add(new.req_id)
         cached = scheduled.scheduled_cached_reqs
-        for request_id, computed, new_blocks in zip(
+        for request_id, computed, new_blocks, decoded in zip(
             cached.req_ids,
             cached.num_computed_tokens,
             cached.new_block_ids,
+            cached.num_output_tokens,
             strict=True,
         ):
             if request_id in cached.resumed_req_ids:
+                # What a forced preemption threw away is decoded again.
+                del self._tokens[request_id][
+                    self._prompt_lengths[request_id] + decoded :
+                ]
                 self._computed[request_id] = computed
                 self._tables[request_id] = [list(ids) for ids in new_blocks]
                 resumed.add(request_id)
@@ -404,7 +448,10 @@ class Engine:
             (index, i)
             for index, group in enumerate(self.geometry.groups)
             for i in range(len(tokens) // group.block)
-            if (index, bytes(hashes[(i + 1) * group.block // self.parts.hash_block - 1]))
+            if (
+                index,
+                bytes(hashes[(i + 1) * group.block // self.parts.hash_block - 1]),
+            )
             in cached
         ]
 

@@ -36,10 +36,23 @@ class Group:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A named tuple of groups; `eagle` says whether a drafter runs at all."""
+    """A model's groups, and across how many ranks its full attention is spread.
+
+    Attributes:
+        name: a name that tells it from the others.
+        groups: blocks count what all ranks of one hold together.
+        dcp: ranks of decode context parallelism.
+    """
 
     name: str
     groups: tuple[Group, ...]
+    dcp: int = 1
+
+    def __post_init__(self) -> None:
+        if any(g.block % self.dcp for g in self.groups if g.kind == "full"):
+            raise ValueError(
+                f"{self.name}: a block cannot be spread evenly over {self.dcp} ranks"
+            )
 
     @property
     def eagle(self) -> bool:
@@ -76,7 +89,25 @@ class Geometry:
 
     def without_eagle(self, name: str) -> "Geometry":
         """The same groups with no drafter."""
-        return Geometry(name, tuple(replace(g, eagle=False) for g in self.groups))
+        return replace(
+            self, name=name, groups=tuple(replace(g, eagle=False) for g in self.groups)
+        )
+
+    def with_dcp(self, ranks: int) -> "Geometry":
+        """The same groups with decode context parallelism over `ranks` ranks.
+
+        A rank keeps its block's size, so that a block of full attention, of which
+        each has a part, spans `ranks` times the tokens; a window is on every rank
+        (`resolve_dcp_kv_block_size` in vllm/v1/core/kv_cache_utils.py).
+        """
+        return Geometry(
+            f"{self.name}-dcp{ranks}",
+            tuple(
+                replace(g, block=g.block * ranks) if g.kind == "full" else g
+                for g in self.groups
+            ),
+            self.dcp * ranks,
+        )
 
 
 DSV4 = Geometry(
@@ -103,6 +134,14 @@ GEMMA_NO_EAGLE = GEMMA.without_eagle("gemma")
 GPT_OSS = Geometry(
     "gpt-oss-eagle", (Group("full", 16, eagle=True), Group("swa", 16, 128))
 )
+GPT_OSS_NO_EAGLE = GPT_OSS.without_eagle("gpt-oss")
+# Small blocks everywhere, a drafter whose peek is the whole alignment, and a window
+# (an indexer's) that ends inside the alignment block: each position is near a boundary.
+GLM = Geometry(
+    "glm-mtp",
+    (Group("full", 16), Group("full", 16, eagle=True), Group("swa", 4, 12)),
+)
+GLM_NO_EAGLE = GLM.without_eagle("glm")
 EXAONE_FULL = Geometry(
     "exaone-full-drafter",
     (Group("full", 32), Group("swa", 32, 128), Group("full", 32, eagle=True)),
@@ -126,6 +165,16 @@ SMALL_NO_EAGLE = SMALL.without_eagle("small")
 PURE_SWA = Geometry("pure-swa-eagle", (Group("swa", 16, 64, eagle=True),))
 PURE_FULL = Geometry("pure-full-eagle", (Group("full", 16, eagle=True),))
 
+# Decode context parallelism: everything spread, and a drafter that is on every rank.
+SPREAD = tuple(
+    geometry.with_dcp(2)
+    for geometry in (
+        PURE_FULL,
+        Geometry("full-drafter", (Group("full", 32), Group("full", 32, eagle=True))),
+        Geometry("swa-drafter", (Group("full", 32), Group("swa", 16, 64, eagle=True))),
+    )
+)
+
 # The shapes that the issue's table is about.
 SWEPT = (DSV4, DSV4_NO_EAGLE, GEMMA, GEMMA_NO_EAGLE)
 GEOMETRIES = {
@@ -133,11 +182,15 @@ GEOMETRIES = {
     for geometry in (
         *SWEPT,
         GPT_OSS,
+        GPT_OSS_NO_EAGLE,
+        GLM,
+        GLM_NO_EAGLE,
         EXAONE_FULL,
         EXAONE_SWA,
         SMALL,
         SMALL_NO_EAGLE,
         PURE_SWA,
         PURE_FULL,
+        *SPREAD,
     )
 }

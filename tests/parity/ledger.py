@@ -3,8 +3,10 @@
 
 The content of a cache is what tokens computed it. A *unit* is `hash_block` tokens, the
 finest step of vLLM's block hashes; its content is the tokens themselves and a digest of
-all tokens before them. The ledger never asks vLLM which content is where: it follows
-the forward passes and the transfers, and compares with what vLLM believes.
+all tokens before them. In a drafter's group it is also the token that came next, on
+which the last position depends, and for which no hash stands. The ledger never asks
+vLLM which content is where: it follows the forward passes and the transfers, and
+compares with what vLLM believes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +16,9 @@ from typing import Any
 from . import release_adapter
 from .geometry import Group
 
-# (digest of everything before, the unit's tokens); None: nothing that has a name.
-Unit = tuple[int, tuple[int, ...]] | None
+# (digest of everything before, the unit's tokens), in a drafter's group with the token
+# that came next as a third; None: nothing that has a name.
+Unit = tuple[Any, ...] | None
 Content = tuple[Unit, ...]
 _MAX_FINDINGS = 20
 
@@ -39,6 +42,10 @@ class Text:
         start = index * self._size
         return self._digest(index), tuple(self._tokens[start : start + filled])
 
+    def token(self, position: int) -> int:
+        """One token."""
+        return self._tokens[position]
+
     def _digest(self, index: int) -> int:
         return hash(self._full[index - 1]) if index else 0
 
@@ -54,6 +61,16 @@ def _begins_with(unit: Unit, wanted: Unit) -> bool:
     if unit is None or wanted is None:
         return False
     return unit[0] == wanted[0] and unit[1][: len(wanted[1])] == wanted[1]
+
+
+def _holds(have: Content | None, wanted: Content) -> bool:
+    """Whether a block holds what its hash stands for."""
+    if have == wanted:
+        return True
+    return have is not None and all(
+        unit is not None and unit[:2] == other
+        for unit, other in zip(have, wanted, strict=True)
+    )
 
 
 @dataclass
@@ -78,6 +95,10 @@ class Ledger:
         junk_stores: blocks stored under a key that stands for something else. vLLM
             does that on purpose with blocks that no window can reach any more (the
             first ones of a chunk wider than the window); loading one is a finding.
+        stale_drafts: requests that resumed where the drafter's last position before
+            was computed with another next token. The peek block avoids most of them;
+            where two texts part at a block's end vLLM keeps the first one's block,
+            and drafts are verified, so it is no finding.
     """
 
     def __init__(
@@ -91,6 +112,7 @@ class Ledger:
         self.loads = 0
         self.stores = 0
         self.junk_stores = 0
+        self.stale_drafts = 0
         self.step = 0
         self.job_requests: dict[int, str] = {}
         self._texts: dict[str, Text] = {}
@@ -190,7 +212,10 @@ class LedgerWorker(release_adapter.OffloadingWorker):
         valid: int,
         end: int,
     ) -> None:
-        """A forward pass over positions [start, end), drafts from `valid` on."""
+        """A forward pass over positions [start, end), rejected drafts from `valid` on.
+
+        The text holds the token at `valid`: it was sampled, or the prompt goes on.
+        """
         ledger = self._ledger
         text = ledger.text(request_id)
         size = ledger.size
@@ -209,9 +234,14 @@ class LedgerWorker(release_adapter.OffloadingWorker):
                 units = self._block(table[place], group)
                 low = max(start - index * size, 0)
                 high = min(valid - index * size, size)
-                units[index % per] = self._computed(
+                unit = self._computed(
                     units[index % per], text, index, low, high, request_id, group
                 )
+                old = units[index % per]
+                # What lies beyond stays, unless the pass wrote there.
+                beyond = min(end - index * size, size) <= high
+                if not (beyond and _begins_with(old, unit) and len(old[1]) > high):
+                    units[index % per] = unit
 
     def _computed(
         self,
@@ -234,8 +264,10 @@ class LedgerWorker(release_adapter.OffloadingWorker):
                     "whose first part is not the request's"
                 )
                 return None
-        new = text.unit(index, high)
-        return old if _begins_with(old, new) else new
+        unit = text.unit(index, high)
+        if self._ledger.groups[group].eagle:
+            unit = (*unit, text.token(index * self._ledger.size + high))
+        return unit
 
     def check_readable(
         self,
@@ -268,6 +300,12 @@ class LedgerWorker(release_adapter.OffloadingWorker):
                         f"content of position {index * size} (block {block})"
                     )
                     break
+            if spec.eagle and everything and start and not start % size:
+                index = start // size - 1
+                block = tables[group][index // per]
+                unit = self.content(block, group)[index % per]
+                if unit is not None and unit[2] != text.token(start):
+                    ledger.stale_drafts += 1
 
     # --- transfers ---
 
@@ -309,7 +347,7 @@ class LedgerWorker(release_adapter.OffloadingWorker):
                 )
                 continue
             wanted = ledger.expected(group, key_hash, ledger.blocks_per_chunk)
-            if self.content(block, group) != wanted[place]:
+            if not _holds(self.content(block, group), wanted[place]):
                 ledger.junk_stores += 1
                 transfer.junk.add((group, block, chunk, place))
         return self._submit(job_id, transfer)
@@ -365,7 +403,7 @@ class LedgerWorker(release_adapter.OffloadingWorker):
                 continue
             index = transfer.first_blocks[group] + counts[group]
             counts[group] += 1
-            if source != ledger.block_of(transfer.request_id, group, index):
+            if not _holds(source, ledger.block_of(transfer.request_id, group, index)):
                 ledger.find(
                     f"job {job_id} loads for {transfer.request_id}: chunk {chunk} does "
                     f"not hold block {index} of group {group}"
@@ -396,7 +434,7 @@ class LedgerWorker(release_adapter.OffloadingWorker):
         """Each GPU block that is readable under a hash holds that content."""
         for block, group, block_hash in cached:
             wanted = self._ledger.expected(group, block_hash)[0]
-            if self.content(block, group) != wanted:
+            if not _holds(self.content(block, group), wanted):
                 self._ledger.find(
                     f"block {block} of group {group} is cached under a hash whose "
                     "content it does not hold"

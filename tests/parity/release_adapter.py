@@ -101,7 +101,11 @@ from vllm.v1.kv_offload.base import (  # noqa: E402
     make_offload_key,
 )
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec  # noqa: E402
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # noqa: E402
+from vllm.v1.outputs import (  # noqa: E402
+    DraftTokenIds,
+    KVConnectorOutput,
+    ModelRunnerOutput,
+)
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
@@ -113,6 +117,9 @@ __all__ = [
     "RequestStatus",
     "TransferResult",
     "build",
+    "refusal",
+    "supports",
+    "supports_blocks_per_chunk",
     "version",
 ]
 
@@ -183,16 +190,23 @@ def _retention_in_environment(retention: int | None) -> Iterator[None]:
             os.environ[_RETENTION_VARIABLE] = before
 
 
-def _group_spec(group: Group) -> FullAttentionSpec | SlidingWindowSpec:
+def _rank_block(group: Group, dcp: int) -> int:
+    """Tokens of a block that one rank holds."""
+    return group.block // dcp if group.kind == "full" else group.block
+
+
+def _group_spec(group: Group, dcp: int) -> FullAttentionSpec | SlidingWindowSpec:
     # One number per token is enough: no bytes exist.
     common: dict[str, Any] = {
-        "block_size": group.block,
+        "block_size": _rank_block(group, dcp),
         "num_kv_heads": 1,
         "head_size": 1,
         "dtype": torch.float32,
     }
     if group.kind == "full":
         return FullAttentionSpec(**common)
+    if dcp > 1:
+        common["dcp_sharded"] = False
     return SlidingWindowSpec(**common, sliding_window=group.window)
 
 
@@ -200,7 +214,11 @@ def _kv_cache_config(
     geometry: Geometry, gpu_blocks: int, retention: int | None
 ) -> KVCacheConfig:
     groups = [
-        KVCacheGroupSpec([f"layer{i}"], _group_spec(group), is_eagle_group=group.eagle)
+        KVCacheGroupSpec(
+            [f"layer{i}"],
+            _group_spec(group, geometry.dcp),
+            is_eagle_group=group.eagle,
+        )
         for i, group in enumerate(geometry.groups)
     ]
     # The groups overlay one allocation, whose block is the largest group's page.
@@ -238,7 +256,8 @@ def _vllm_config(
     extra_config: dict[str, Any],
 ) -> VllmConfig:
     cache_config = CacheConfig(
-        block_size=geometry.groups[0].block, enable_prefix_caching=True
+        block_size=_rank_block(geometry.groups[0], geometry.dcp),
+        enable_prefix_caching=True,
     )
     if hasattr(cache_config, "prefix_cache_retention_interval"):
         cache_config.prefix_cache_retention_interval = retention
@@ -275,6 +294,9 @@ def _vllm_config(
     config.scheduler_config.max_num_scheduled_tokens = max_num_batched_tokens
     config.cache_config.enable_prefix_caching = True
     config.parallel_config.world_size = workers
+    if geometry.dcp > 1:
+        config.parallel_config.tensor_parallel_size = workers
+        config.parallel_config.decode_context_parallel_size = geometry.dcp
     return config
 
 
@@ -354,6 +376,22 @@ class Parts:
             ),
         )
 
+    def num_drafts(self, scheduled: Any) -> int:
+        """Tokens that the drafter proposes per request after a step."""
+        # From 0.30 on a step whose drafts nobody would verify proposes none.
+        if getattr(scheduled, "skip_drafts", False):
+            return 0
+        return scheduled.num_spec_tokens_to_schedule
+
+    def propose(self, drafts: dict[str, list[int]]) -> None:
+        """Tell the scheduler of drafts, as EngineCore.post_step does.
+
+        Not with asynchronous scheduling, where only the worker knows them.
+        """
+        self.scheduler.update_draft_token_ids(
+            DraftTokenIds(list(drafts), list(drafts.values()))
+        )
+
     def abort(self, request_id: str) -> None:
         """Abort a request, if it is not done."""
         if request_id in self.scheduler.requests:
@@ -428,7 +466,10 @@ class Parts:
             if manager._policy.get(key) is not None:
                 raise ValueError(f"{name} was stored anew: switch stores off before")
             context = [ReqContext(req_id="restore")]
-            if "req_context" not in inspect.signature(manager._policy.insert).parameters:
+            if (
+                "req_context"
+                not in inspect.signature(manager._policy.insert).parameters
+            ):
                 context = []
             manager._policy.insert(key, chunk, *context)
             _count_evictable(manager, 1)
@@ -560,9 +601,16 @@ def build(
         workers: number of worker processes imitated.
 
     Raises:
-        ValueError: vLLM refuses the combination (its own message).
+        ValueError: vLLM refuses the combination; see `refusal`.
     """
     assert current_platform.is_cpu()
+    if (reason := refusal(geometry, blocks_per_chunk)) is not None:
+        raise ValueError(reason)
+    if workers % geometry.dcp:
+        raise ValueError(
+            f"{workers} workers: not a multiple of the {geometry.dcp} ranks that "
+            f"{geometry.name} is spread over"
+        )
     _fix_first_hash()
     kv_cache_config = _kv_cache_config(geometry, gpu_blocks, retention)
     page = kv_cache_config.kv_cache_tensors[0].size // gpu_blocks
@@ -636,14 +684,33 @@ def supports_blocks_per_chunk(geometry: Geometry, blocks_per_chunk: int) -> bool
     return blocks_per_chunk == 1 or uniform or _has_blocks_per_chunk()
 
 
+def refusal(geometry: Geometry, blocks_per_chunk: int = 1) -> str | None:
+    """Why the release cannot serve a geometry at a chunk factor, or None."""
+    release = f"vLLM {version()}"
+    if not supports_blocks_per_chunk(geometry, blocks_per_chunk):
+        return f"{release} has no chunk factor for groups of different block sizes"
+    if geometry.dcp > 1:
+        windows = [group for group in geometry.groups if group.kind == "swa"]
+        if hasattr(FullAttentionSpec, "dcp_sharded"):
+            # HybridKVCacheCoordinator: only a drafter's groups may be on every rank.
+            windows = [group for group in windows if not group.eagle]
+        elif len(geometry.groups) > 1:
+            # resolve_kv_cache_block_sizes
+            return f"{release} has no context parallelism for several groups"
+        if windows:
+            return f"{release} has no context parallelism for sliding windows"
+    return None
+
+
+def supports(geometry: Geometry, blocks_per_chunk: int = 1) -> bool:
+    """Whether the release can serve a geometry at a chunk factor."""
+    return refusal(geometry, blocks_per_chunk) is None
+
+
 def _set_blocks_per_chunk(
     extra_config: dict[str, Any], geometry: Geometry, blocks_per_chunk: int
 ) -> None:
     """Say the chunk factor in the words of the release."""
-    if not supports_blocks_per_chunk(geometry, blocks_per_chunk):
-        raise ValueError(
-            f"vLLM {version()} has no chunk factor for groups of different block sizes"
-        )
     if _has_blocks_per_chunk():
         extra_config["blocks_per_chunk"] = blocks_per_chunk
     else:
@@ -664,3 +731,13 @@ def _check(
     if factor is None:
         factor = connector_config.block_size_factor
     assert factor == blocks_per_chunk
+    assert tuple(_group_blocks(connector_config)) == tuple(
+        group.block for group in parts.groups
+    )
+
+
+def _group_blocks(connector_config: Any) -> Iterator[int]:
+    """Tokens per GPU block of each group, as the connector counts them."""
+    for group in connector_config.kv_group_configs:
+        tokens = getattr(group, "tokens_per_block", None)
+        yield group.gpu_block_size if tokens is None else tokens

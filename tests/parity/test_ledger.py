@@ -6,7 +6,16 @@ import random
 import pytest
 
 from parity.engine import Engine
-from parity.geometry import GEMMA_NO_EAGLE, SMALL, SMALL_NO_EAGLE
+from parity.geometry import (
+    EXAONE_SWA,
+    GEMMA_NO_EAGLE,
+    GPT_OSS,
+    PURE_FULL,
+    SMALL,
+    SMALL_NO_EAGLE,
+    Group,
+)
+from parity.ledger import Ledger, LedgerWorker
 from parity.prompts import prompt
 
 
@@ -103,3 +112,92 @@ def test_a_chunk_left_pinned_is_a_leak():
 
     play(engine, before_loads=pin)
     assert any("still pinned" in words for words in engine.ledger.findings)
+
+
+# --- drafts ---
+
+
+def drafting(geometry=SMALL, **options) -> Engine:
+    """An engine whose drafter is sometimes right."""
+    draw = random.Random(7)
+    return Engine(
+        geometry,
+        gpu_blocks=3000,
+        ledger=True,
+        accept=lambda: draw.randrange(3),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "geometry", [SMALL, GPT_OSS, EXAONE_SWA, PURE_FULL], ids=lambda g: g.name
+)
+def test_accepted_drafts_are_as_good_as_computed_tokens(geometry, asynchronous):
+    plain = Engine(geometry, gpu_blocks=3000)
+    engine = drafting(geometry, async_scheduling=asynchronous)
+    tokens = prompt(1, 300)
+    wanted = plain.run(tokens, max_tokens=90).output
+    first = engine.run(tokens, max_tokens=90)
+    assert first.output == wanted
+    assert engine.drafts_accepted > 30
+    assert engine.ledger.step < 70
+    engine.reset_gpu()
+    turn = engine.run(tokens + wanted + prompt(2, 60), max_tokens=40)
+    # The prompt's own boundary at least; 0.25.1 stops there if asynchronous.
+    assert turn.num_external >= 256
+    engine.check_at_rest()
+    assert engine.ledger.findings == []
+    assert engine.ledger.stale_drafts == 0
+
+
+def test_without_a_drafter_nothing_is_drafted():
+    engine = drafting(SMALL_NO_EAGLE)
+    engine.run(prompt(1, 100), max_tokens=20)
+    assert engine.drafts_accepted == 0
+    assert engine.ledger.step >= 20
+
+
+def test_a_token_whose_place_a_rejected_draft_took_is_no_content():
+    engine = Engine(PURE_FULL, gpu_blocks=3000, ledger=True)
+    scheduler = engine.parts.scheduler
+    update = scheduler.update_from_output
+
+    def commits_what_was_only_sampled(*args):
+        outputs = update(*args)
+        for request in scheduler.running:
+            scheduler.kv_cache_manager.cache_blocks(request, request.num_tokens)
+        return outputs
+
+    engine.run(prompt(2, 100), max_tokens=40)
+    assert engine.ledger.findings == []
+    scheduler.update_from_output = commits_what_was_only_sampled
+    engine.run(prompt(1, 100), max_tokens=40)
+    assert any("cached under a hash" in words for words in engine.ledger.findings)
+
+
+def test_a_rejected_draft_ends_what_a_block_held_behind_it():
+    ledger = Ledger((Group("full", 16),), 16, 1)
+    rank = LedgerWorker(ledger)
+    ledger.add_request("r", prompt(1, 40))
+    rank.compute("r", [[1, 2, 3]], 0, 32, 32)
+    rank.check_readable("r", [[1, 2, 3]], 32, True)
+    assert ledger.findings == []
+    rank.compute("r", [[1, 2, 3]], 30, 31, 33)
+    rank.check_readable("r", [[1, 2, 3]], 32, True)
+    assert "lacks the content of position 16" in ledger.findings[0]
+
+
+def test_the_last_drafter_position_depends_on_the_next_token():
+    """Two texts part at 64, where a block ends; the second one reads the first's."""
+    ledger = Ledger((Group("full", 16, eagle=True),), 16, 1)
+    rank = LedgerWorker(ledger)
+    table = [[1, 2, 3, 4, 5]]
+    ledger.add_request("one", prompt(1, 64) + prompt(2, 20))
+    ledger.add_request("two", prompt(1, 64) + prompt(3, 20))
+    rank.compute("one", table, 0, 70, 70)
+    rank.check_readable("two", table, 48, True)
+    assert ledger.stale_drafts == 0
+    rank.check_readable("two", table, 64, True)
+    assert ledger.stale_drafts == 1
+    assert ledger.findings == []

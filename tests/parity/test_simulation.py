@@ -5,8 +5,18 @@ import random
 
 import pytest
 
+from parity import release_adapter
 from parity.engine import Engine
-from parity.geometry import DSV4, GPT_OSS, SMALL, SMALL_NO_EAGLE
+from parity.geometry import (
+    DSV4,
+    GLM,
+    GPT_OSS,
+    GPT_OSS_NO_EAGLE,
+    PURE_FULL,
+    SMALL,
+    SMALL_NO_EAGLE,
+    SPREAD,
+)
 from parity.history import Setup, cut, tokens_of
 from parity.laws import Laws, common_prefix
 from parity.prompts import prompt
@@ -194,3 +204,102 @@ def test_the_second_sibling_makes_a_junction_and_the_third_is_owed_it():
     laws.add(tokens_of(((1, 100), (2, 100))), [7])
     assert laws.want(tokens_of(((1, 100), (3, 100))), 101) == ("L3 siblings", 96)
     assert laws.law(tokens_of(((1, 200), (3, 100)))) is None
+
+
+def served(geometry, **options) -> Engine:
+    """An engine after a replay, an extension and siblings, hits from the host."""
+    engine = Engine(
+        geometry,
+        gpu_blocks=4000,
+        ledger=True,
+        max_num_batched_tokens=geometry.gpu_alignment * 5,
+        **options,
+    )
+    align = geometry.host_alignment(engine.parts.blocks_per_chunk)
+    tokens = prompt(1, 10 * align + 3)
+    assert engine.run(tokens, max_tokens=3).num_hit == 0
+    engine.reset_gpu()
+    peek = geometry.peek * engine.parts.blocks_per_chunk
+    wanted = (len(tokens) - max(peek, 1)) // align * align
+    for resend in (tokens, tokens + prompt(2, 2 * align)):
+        assert engine.run(resend).num_external >= wanted
+        engine.reset_gpu()
+    for seed in (3, 4, 5):
+        last = engine.run(tokens[: 6 * align] + prompt(seed, 2 * align))
+        engine.reset_gpu()
+    assert last.num_external >= (6 * align - peek) // align * align
+    engine.check_at_rest()
+    assert engine.ledger.findings == []
+    return engine
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4])
+@pytest.mark.parametrize("geometry", [GLM, GPT_OSS_NO_EAGLE], ids=lambda g: g.name)
+def test_small_blocks_are_served_at_each_chunk_factor(geometry, factor):
+    if release_adapter.supports(geometry, factor):
+        assert served(geometry, blocks_per_chunk=factor).ledger.loads > 0
+    else:
+        with pytest.raises(ValueError, match="no chunk factor for groups of different"):
+            Engine(geometry, blocks_per_chunk=factor)
+
+
+@pytest.mark.parametrize("geometry", SPREAD, ids=lambda g: g.name)
+def test_context_parallel_ranks_each_have_their_part(geometry):
+    if not release_adapter.supports(geometry):
+        with pytest.raises(ValueError, match="no context parallelism for several"):
+            Engine(geometry)
+        return
+    ledger = served(geometry).ledger
+    assert ledger.loads > 0
+    assert ledger.loads % 2 == 0
+
+
+def test_windows_are_not_spread():
+    with pytest.raises(ValueError, match="no context parallelism for s"):
+        Engine(GPT_OSS.with_dcp(2))
+
+
+def test_a_spread_block_spans_the_tokens_of_all_ranks():
+    geometry = SMALL.with_dcp(2)
+    assert (geometry.gpu_alignment, SMALL.gpu_alignment) == (64, 32)
+    assert (geometry.peek, geometry.hash_block) == (8, 2)
+    assert PURE_FULL.with_dcp(2).peek == 2 * PURE_FULL.peek
+    engine = Engine(PURE_FULL.with_dcp(2), gpu_blocks=100)
+    assert engine.parts.hash_block == 32
+    assert len(engine.parts.workers) == 2
+    with pytest.raises(ValueError, match="3 workers: not a multiple of the 2 ranks"):
+        Engine(PURE_FULL.with_dcp(2), workers=3)
+
+
+def test_ranks_of_different_speed_do_as_well_as_one():
+    """A load ends when the slowest rank has it, in whatever order."""
+    draw = random.Random(3)
+    engine = Engine(
+        SMALL,
+        gpu_blocks=3000,
+        workers=2,
+        ledger=True,
+        max_num_batched_tokens=128,
+        transfer_delay=lambda: draw.choice((0, 9)),
+    )
+    slow = dict.fromkeys(range(2), 0)
+    tokens = prompt(1, 500)
+    engine.run(tokens, max_tokens=20)
+    for rank, own in enumerate(engine.ranks):
+        own._delay = lambda rank=rank: 7 * rank
+        finish = own._finish
+
+        def counted(job_id, rank=rank, finish=finish):
+            slow[rank] = engine.ledger.step
+            finish(job_id)
+
+        own._finish = counted
+    engine.reset_gpu()
+    engine.submit(tokens + prompt(2, 40))
+    while not engine.results:
+        engine.step()
+    engine.drain()
+    assert engine.results["r1"].num_external == 480
+    assert slow[1] > slow[0]
+    engine.check_at_rest()
+    assert engine.ledger.findings == []
