@@ -79,6 +79,10 @@ class Engine:
         transfer_delay: steps that the next copy takes; needs the ledger.
         accept: how many of the next drafts are right; None: none is. Drafts are made
             for the geometries with a drafter.
+        force: build what the release serves wrongly, too.
+
+    Raises:
+        ValueError: vLLM refuses the combination; see `release_adapter.refusal`.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Engine:
         ledger: bool = False,
         transfer_delay: Callable[[], int] | None = None,
         accept: Callable[[], int] | None = None,
+        force: bool = False,
     ) -> None:
         workers = max(workers, geometry.dcp)
         self.geometry = geometry
@@ -121,6 +126,7 @@ class Engine:
             async_scheduling=async_scheduling,
             offload_prompt_only=offload_prompt_only,
             workers=workers,
+            force=force,
             worker_factory=lambda rank: (
                 self.ranks[rank] if ledger else AcknowledgingWorker()
             ),
@@ -223,10 +229,13 @@ class Engine:
             for job_id, job in jobs.store_jobs.items():
                 self.ledger.add_job(job_id, job.req_id, job.dst_spec.block_ids.tolist())
         metadata = scheduled.kv_connector_metadata
-        for worker in self.parts.workers:
+        copies = self.parts.block_copies(scheduled)
+        for number, worker in enumerate(self.parts.workers):
             # Each process has a copy of its own, and takes things out of it.
             own = metadata if len(self.parts.workers) == 1 else copy.deepcopy(metadata)
             worker.handle_preemptions(own)
+            if self.ranks:
+                self.ranks[number].copy_blocks(copies)
             worker.bind_connector_metadata(own)
             worker.start_load_kv(None)
         sampled = self._execute(scheduled)
@@ -288,13 +297,15 @@ class Engine:
                 self.drafts_accepted += len(new) - 1
                 tokens.extend(new)
             self._computed[request_id] = valid
-            passes.append((request_id, start, valid, end))
+            passes.append((request_id, start, valid, end, len(drafts)))
         for rank in self.ranks:
             # A layer writes what all requests compute before any of them reads.
-            for request_id, start, valid, end in passes:
+            for request_id, start, _, end, _ in passes:
                 tables = self._tables[request_id]
-                rank.compute(request_id, tables, start, valid, end)
-            for request_id, start, _, _ in passes:
+                rank.carry_states(request_id, tables, start, end, request_id in resumed)
+            for request_id, *positions in passes:
+                rank.compute(request_id, self._tables[request_id], *positions)
+            for request_id, start, *_ in passes:
                 rank.check_readable(
                     request_id, self._tables[request_id], start, request_id in resumed
                 )

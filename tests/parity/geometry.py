@@ -11,13 +11,14 @@ class Group:
     """One KV cache group.
 
     Attributes:
-        kind: "full" (full attention or MLA) or "swa" (sliding window).
+        kind: "full" (full attention or MLA), "swa" (sliding window) or "mamba" (a
+            block is the state after its last token, in vLLM's align mode).
         block: tokens per GPU block.
         window: attention window in tokens; "swa" only.
         eagle: the group holds an EAGLE/MTP drafter's layers.
     """
 
-    kind: Literal["full", "swa"]
+    kind: Literal["full", "swa", "mamba"]
     block: int
     window: int | None = None
     eagle: bool = False
@@ -29,6 +30,8 @@ class Group:
     @property
     def tail_blocks(self) -> int:
         """Blocks that must end at a position for a request to resume there."""
+        if self.kind == "mamba":
+            return 1
         if self.window is None:
             raise ValueError("a full-attention group needs all blocks, not a tail")
         return -(-(self.window - 1) // self.block)
@@ -42,11 +45,14 @@ class Geometry:
         name: a name that tells it from the others.
         groups: blocks count what all ranks of one hold together.
         dcp: ranks of decode context parallelism.
+        match: tokens per block hash, if not what the blocks have in common. Beside a
+            Mamba group a GPU hit may then end inside a block.
     """
 
     name: str
     groups: tuple[Group, ...]
     dcp: int = 1
+    match: int | None = None
 
     def __post_init__(self) -> None:
         if any(g.block % self.dcp for g in self.groups if g.kind == "full"):
@@ -62,17 +68,24 @@ class Geometry:
     @property
     def gpu_alignment(self) -> int:
         """Tokens to which a GPU prefix cache hit of all groups is aligned."""
+        if self.match and self.has_mamba:
+            return self.match
         return math.lcm(*(group.block for group in self.groups))
 
     @property
     def hash_block(self) -> int:
         """Tokens per block hash."""
-        return math.gcd(*(group.block for group in self.groups))
+        return self.match or math.gcd(*(group.block for group in self.groups))
 
     @property
     def has_sliding_window(self) -> bool:
         """Whether retention has an effect at all."""
-        return any(group.kind == "swa" for group in self.groups)
+        return any(group.kind != "full" for group in self.groups)
+
+    @property
+    def has_mamba(self) -> bool:
+        """Whether some group keeps states: a position there costs a whole one."""
+        return any(group.kind == "mamba" for group in self.groups)
 
     @property
     def peek(self) -> int:
@@ -100,13 +113,14 @@ class Geometry:
         each has a part, spans `ranks` times the tokens; a window is on every rank
         (`resolve_dcp_kv_block_size` in vllm/v1/core/kv_cache_utils.py).
         """
-        return Geometry(
-            f"{self.name}-dcp{ranks}",
-            tuple(
+        return replace(
+            self,
+            name=f"{self.name}-dcp{ranks}",
+            groups=tuple(
                 replace(g, block=g.block * ranks) if g.kind == "full" else g
                 for g in self.groups
             ),
-            self.dcp * ranks,
+            dcp=self.dcp * ranks,
         )
 
 
@@ -165,6 +179,15 @@ SMALL_NO_EAGLE = SMALL.without_eagle("small")
 PURE_SWA = Geometry("pure-swa-eagle", (Group("swa", 16, 64, eagle=True),))
 PURE_FULL = Geometry("pure-full-eagle", (Group("full", 16, eagle=True),))
 
+# Qwen3-Next's shape: one attention group, several of states, blocks of one size.
+MAMBA = Geometry("mamba", (Group("full", 32), Group("mamba", 32), Group("mamba", 32)))
+MAMBA_MTP = Geometry(
+    "mamba-mtp", (Group("full", 32), Group("mamba", 32), Group("full", 32, eagle=True))
+)
+# Hits that end inside a block, whose state is copied before it is written on.
+MAMBA_FINE = replace(MAMBA, name="mamba-fine", match=8)
+STATES = (MAMBA, MAMBA_MTP, MAMBA_FINE)
+
 # Decode context parallelism: everything spread, and a drafter that is on every rank.
 SPREAD = tuple(
     geometry.with_dcp(2)
@@ -191,6 +214,7 @@ GEOMETRIES = {
         SMALL_NO_EAGLE,
         PURE_SWA,
         PURE_FULL,
+        *STATES,
         *SPREAD,
     )
 }

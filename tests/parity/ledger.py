@@ -4,9 +4,10 @@
 The content of a cache is what tokens computed it. A *unit* is `hash_block` tokens, the
 finest step of vLLM's block hashes; its content is the tokens themselves and a digest of
 all tokens before them. In a drafter's group it is also the token that came next, on
-which the last position depends, and for which no hash stands. The ledger never asks
-vLLM which content is where: it follows the forward passes and the transfers, and
-compares with what vLLM believes.
+which the last position depends, and for which no hash stands. A block of a Mamba group
+holds one state; the last unit computed stands for it, as that names all tokens before.
+The ledger never asks vLLM which content is where: it follows the forward passes and the
+transfers, and compares with what vLLM believes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,11 @@ class Text:
         start = index * self._size
         return self._digest(index), tuple(self._tokens[start : start + filled])
 
+    def state(self, end: int) -> Unit:
+        """The state after the first `end` tokens."""
+        index = (end - 1) // self._size
+        return self.unit(index, end - index * self._size)
+
     def token(self, position: int) -> int:
         """One token."""
         return self._tokens[position]
@@ -63,13 +69,13 @@ def _begins_with(unit: Unit, wanted: Unit) -> bool:
     return unit[0] == wanted[0] and unit[1][: len(wanted[1])] == wanted[1]
 
 
-def _holds(have: Content | None, wanted: Content) -> bool:
-    """Whether a block holds what its hash stands for."""
-    if have == wanted:
-        return True
-    return have is not None and all(
+def _holds(have: Content | None, wanted: Content | None) -> bool:
+    """Whether a block holds what its hash stands for, which may end inside it."""
+    if have is None or wanted is None:
+        return False
+    return have == wanted or all(
         unit is not None and unit[:2] == other
-        for unit, other in zip(have, wanted, strict=True)
+        for unit, other in zip(have, wanted, strict=False)
     )
 
 
@@ -108,6 +114,11 @@ class Ledger:
         self.size = hash_block
         self.blocks_per_chunk = blocks_per_chunk
         self.units_per_block = [group.block // hash_block for group in groups]
+        # Units that a block has a place for.
+        self.places = [
+            1 if group.kind == "mamba" else units
+            for group, units in zip(groups, self.units_per_block, strict=True)
+        ]
         self.findings: list[str] = []
         self.loads = 0
         self.stores = 0
@@ -154,21 +165,42 @@ class Ledger:
             self._known[bytes(hashes[index])] = (self._texts[request_id], index)
         self._registered[request_id] = len(hashes)
 
-    def expected(self, group: int, block_hash: bytes, blocks: int = 1) -> list[Content]:
-        """The contents of the `blocks` blocks that end where a hash ends."""
+    def expected(
+        self, group: int, block_hash: bytes, blocks: int = 1
+    ) -> list[Content | None]:
+        """The contents of the `blocks` blocks of which the last ends where a hash ends.
+
+        None where a chunk has no state: it holds that at its end.
+        """
         text, last = self._known[block_hash]
-        per = self.units_per_block[group]
-        first = last + 1 - blocks * per
+        index = last // self.units_per_block[group]
         return [
-            tuple(text.unit(first + b * per + i) for i in range(per))
-            for b in range(blocks)
+            _block(text, self.groups[group], self.units_per_block[group], i, last)
+            for i in range(index + 1 - blocks, index + 1)
         ]
 
-    def block_of(self, request_id: str, group: int, index: int) -> Content:
-        """The content of one block of a request."""
-        per = self.units_per_block[group]
-        text = self._texts[request_id]
-        return tuple(text.unit(index * per + i) for i in range(per))
+    def block_of(
+        self, request_id: str, group: int, index: int, block_hash: bytes
+    ) -> Content | None:
+        """The content of a request's block, up to where a hash ends."""
+        _, last = self._known[block_hash]
+        return _block(
+            self._texts[request_id],
+            self.groups[group],
+            self.units_per_block[group],
+            index,
+            last,
+        )
+
+
+def _block(
+    text: Text, group: Group, units: int, index: int, last: int
+) -> Content | None:
+    """Block `index` of a text, of which nothing after unit `last` counts."""
+    if group.kind == "mamba":
+        return (text.unit(last),) if index == last // units else None
+    first = index * units
+    return tuple(text.unit(i) for i in range(first, min(first + units, last + 1)))
 
 
 class LedgerWorker(release_adapter.OffloadingWorker):
@@ -185,6 +217,9 @@ class LedgerWorker(release_adapter.OffloadingWorker):
         self._host: dict[int, tuple[Any, list[Content | None]]] = {}
         self._in_flight: dict[int, _Transfer] = {}
         self._done: list[release_adapter.TransferResult] = []
+        # (request, group): column of its block table with the running state, and how
+        # many columns further it lies, one per accepted draft.
+        self._states: dict[tuple[str, int], tuple[int, int]] = {}
         # Tests plant a defect here: called with each copy's GPU block and chunk.
         self.spoil: Callable[[bool, int, int], bool] | None = None
 
@@ -193,7 +228,7 @@ class LedgerWorker(release_adapter.OffloadingWorker):
     def _block(self, block_id: int, group: int) -> list[Unit]:
         owner, units = self._gpu.get(block_id, (None, None))
         if owner != group:
-            units = [None] * self._ledger.units_per_block[group]
+            units = [None] * self._ledger.places[group]
             self._gpu[block_id] = (group, units)
         return units
 
@@ -201,7 +236,7 @@ class LedgerWorker(release_adapter.OffloadingWorker):
         """What a GPU block holds, seen as a block of a group."""
         owner, units = self._gpu.get(block_id, (None, ()))
         if owner != group:
-            return (None,) * self._ledger.units_per_block[group]
+            return (None,) * self._ledger.places[group]
         return tuple(units)
 
     def compute(
@@ -211,15 +246,20 @@ class LedgerWorker(release_adapter.OffloadingWorker):
         start: int,
         valid: int,
         end: int,
+        drafts: int = 0,
     ) -> None:
         """A forward pass over positions [start, end), rejected drafts from `valid` on.
 
-        The text holds the token at `valid`: it was sampled, or the prompt goes on.
+        The last `drafts` positions were drafted. The text holds the token at `valid`:
+        it was sampled, or the prompt goes on.
         """
         ledger = self._ledger
         text = ledger.text(request_id)
         size = ledger.size
         for group, table in enumerate(tables):
+            if ledger.groups[group].kind == "mamba":
+                self._advance(request_id, group, table, start, valid, end - drafts)
+                continue
             per = ledger.units_per_block[group]
             for index in range(start // size, -(-end // size)):
                 place = index // per
@@ -242,6 +282,97 @@ class LedgerWorker(release_adapter.OffloadingWorker):
                 beyond = min(end - index * size, size) <= high
                 if not (beyond and _begins_with(old, unit) and len(old[1]) > high):
                     units[index % per] = unit
+
+    # --- states, as vllm/v1/worker/mamba_utils.py moves them ---
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy GPU blocks, all at once."""
+        read = [(to, self._gpu.get(source)) for source, to in copies]
+        for to, content in read:
+            if content is not None:
+                self._gpu[to] = (content[0], list(content[1]))
+
+    def carry_states(
+        self,
+        request_id: str,
+        tables: Sequence[Sequence[int]],
+        start: int,
+        end: int,
+        resumed: bool,
+    ) -> None:
+        """Copy the running states to where a pass over [start, end) writes them.
+
+        preprocess_mamba: the block that holds the pass's last position.
+        """
+        for group, spec in enumerate(self._ledger.groups):
+            if spec.kind != "mamba":
+                continue
+            key = request_id, group
+            if resumed or key not in self._states:
+                self._states[key] = ((start - 1) // spec.block, 0)
+            column, accepted = self._states[key]
+            current = -(-end // spec.block) - 1
+            if start and column != current:
+                state = self._state(tables[group], group, column + accepted)
+                self._put_state(request_id, tables[group], group, current, state)
+                accepted = 0
+            self._states[key] = (current, accepted)
+
+    def _state(self, table: Sequence[int], group: int, column: int) -> Unit:
+        block = table[column] if column < len(table) else 0
+        return self.content(block, group)[0] if block else None
+
+    def _put_state(
+        self,
+        request_id: str,
+        table: Sequence[int],
+        group: int,
+        column: int,
+        state: Unit,
+    ) -> None:
+        if column >= len(table) or not table[column]:
+            self._ledger.find(
+                f"{request_id} has no block for the state in column {column} of group "
+                f"{group}"
+            )
+            return
+        self._gpu[table[column]] = (group, [state])
+
+    def _advance(
+        self,
+        request_id: str,
+        group: int,
+        table: Sequence[int],
+        start: int,
+        valid: int,
+        running: int,
+    ) -> None:
+        """Compute states: after `running` tokens, and after each draft behind them.
+
+        postprocess_mamba: if an accepted token ends a block, its state goes there.
+        """
+        ledger = self._ledger
+        text = ledger.text(request_id)
+        column, accepted = self._states[request_id, group]
+        right = not start or self._state(table, group, column + accepted) == text.state(
+            start
+        )
+        if not right:
+            ledger.find(
+                f"{request_id} computes from {start}: group {group} lacks the state"
+            )
+        for end in range(running, valid + 1):
+            state = text.state(end) if right else None
+            self._put_state(request_id, table, group, column + end - running, state)
+        accepted = valid - running
+        block = ledger.groups[group].block
+        boundary = valid // block * block
+        if boundary >= running:
+            state = self._state(table, group, column + boundary - running)
+            self._put_state(request_id, table, group, boundary // block - 1, state)
+            if boundary // block - 1 == column:
+                accepted = 0
+        self._states[request_id, group] = (column, accepted)
 
     def _computed(
         self,
@@ -284,7 +415,8 @@ class LedgerWorker(release_adapter.OffloadingWorker):
         text = ledger.text(request_id)
         size = ledger.size
         for group, spec in enumerate(ledger.groups):
-            if spec.window is None and not everything:
+            # A state was looked at when the pass began.
+            if spec.kind == "mamba" or (spec.window is None and not everything):
                 continue
             first = 0 if spec.window is None else max(0, start - spec.window + 1)
             per = ledger.units_per_block[group]
@@ -387,13 +519,22 @@ class LedgerWorker(release_adapter.OffloadingWorker):
         for pair, seen in zip(transfer.pairs, transfer.seen, strict=True):
             group, block, chunk, place = pair
             source = self._source(job_id, transfer, pair)
-            if source != seen and pair not in transfer.junk:
+            _, key_hash = ledger.key(job_id, chunk)
+            if (
+                source != seen
+                and pair not in transfer.junk
+                # A block that is stored in part may be filled on meanwhile.
+                and not _holds(
+                    source,
+                    ledger.expected(group, key_hash, ledger.blocks_per_chunk)[place],
+                )
+            ):
                 ledger.find(
                     f"job {job_id}: {'block' if transfer.is_store else 'chunk'} "
                     f"{block if transfer.is_store else chunk} changed while it was read"
                 )
             if self.spoil is not None and self.spoil(transfer.is_store, block, chunk):
-                source = (None,) * ledger.units_per_block[group]
+                source = (None,) * ledger.places[group]
             if transfer.is_store:
                 key = ledger.key(job_id, chunk)
                 if self._host.get(chunk, (None,))[0] != key:
@@ -403,12 +544,13 @@ class LedgerWorker(release_adapter.OffloadingWorker):
                 continue
             index = transfer.first_blocks[group] + counts[group]
             counts[group] += 1
-            if not _holds(source, ledger.block_of(transfer.request_id, group, index)):
+            wanted = ledger.block_of(transfer.request_id, group, index, key_hash)
+            if not _holds(source, wanted):
                 ledger.find(
                     f"job {job_id} loads for {transfer.request_id}: chunk {chunk} does "
                     f"not hold block {index} of group {group}"
                 )
-            empty = (None,) * ledger.units_per_block[group]
+            empty = (None,) * ledger.places[group]
             self._gpu[block] = (group, list(source or empty))
             ledger.loads += 1
         self._done.append(release_adapter.TransferResult(job_id, success=True))

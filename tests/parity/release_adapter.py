@@ -74,6 +74,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole  # noqa
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (  # noqa: E402
     OffloadingConnector,
 )
+from vllm.model_executor.models import registry  # noqa: E402
 from vllm.utils.hashing import sha256  # noqa: E402
 from vllm.v1.core.kv_cache_utils import (  # noqa: E402
     get_block_hash,
@@ -89,6 +90,7 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.kv_offload.base import (  # noqa: E402
@@ -124,6 +126,7 @@ __all__ = [
 ]
 
 MAX_MODEL_LEN = 1 << 20
+_NUM_DRAFTS = 2
 _RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
 
@@ -173,7 +176,14 @@ def _model_config() -> ModelConfig:
     Path(_model_folder().name, "config.json").write_text(
         json.dumps(config), encoding="utf-8"
     )
-    return ModelConfig(model=_model_folder().name, dtype="float16", seed=0)
+    # vLLM looks at the model's class in a process of its own, whose start takes as long
+    # as all that is simulated.
+    in_subprocess = registry._run_in_subprocess
+    registry._run_in_subprocess = lambda inspect_class: inspect_class()
+    try:
+        return ModelConfig(model=_model_folder().name, dtype="float16", seed=0)
+    finally:
+        registry._run_in_subprocess = in_subprocess
 
 
 @contextlib.contextmanager
@@ -195,7 +205,17 @@ def _rank_block(group: Group, dcp: int) -> int:
     return group.block // dcp if group.kind == "full" else group.block
 
 
-def _group_spec(group: Group, dcp: int) -> FullAttentionSpec | SlidingWindowSpec:
+def _group_spec(
+    group: Group, dcp: int, num_drafts: int
+) -> FullAttentionSpec | SlidingWindowSpec | MambaSpec:
+    if group.kind == "mamba":
+        return MambaSpec(
+            block_size=group.block,
+            shapes=((1,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode="align",
+            num_speculative_blocks=num_drafts,
+        )
     # One number per token is enough: no bytes exist.
     common: dict[str, Any] = {
         "block_size": _rank_block(group, dcp),
@@ -216,7 +236,7 @@ def _kv_cache_config(
     groups = [
         KVCacheGroupSpec(
             [f"layer{i}"],
-            _group_spec(group, geometry.dcp),
+            _group_spec(group, geometry.dcp, _NUM_DRAFTS if geometry.eagle else 0),
             is_eagle_group=group.eagle,
         )
         for i, group in enumerate(geometry.groups)
@@ -261,13 +281,19 @@ def _vllm_config(
     )
     if hasattr(cache_config, "prefix_cache_retention_interval"):
         cache_config.prefix_cache_retention_interval = retention
+    if geometry.has_mamba:
+        cache_config.mamba_cache_mode = "align"
+    if geometry.match:
+        cache_config.prefix_match_unit = geometry.match
     if hasattr(cache_config, "kv_cache_layout"):
         # The engine resolves the layout before it builds a connector.
         cache_config.kv_cache_layout = "LBNHC"
     speculative_config = None
     if geometry.eagle:
         # "mtp" without a draft model: only the scheduler reads it here.
-        speculative_config = SpeculativeConfig(model="ngram", num_speculative_tokens=2)
+        speculative_config = SpeculativeConfig(
+            model="ngram", num_speculative_tokens=_NUM_DRAFTS
+        )
         speculative_config.method = "mtp"
     config = VllmConfig(
         model_config=_model_config(),
@@ -375,6 +401,15 @@ class Parts:
                 kv_connector_worker_meta=worker_meta,
             ),
         )
+
+    def block_copies(self, scheduled: Any) -> list[tuple[int, int]]:
+        """(from, to) of the GPU blocks to copy before a step computes.
+
+        copy_kv_cache_blocks_inplace in vllm/v1/worker/utils.py does so at once, after
+        the connector's handle_preemptions and before it starts its loads.
+        """
+        copies = getattr(scheduled, "kv_cache_block_copies", None) or ()
+        return [(copy.src_block_id, copy.dst_block_id) for copy in copies]
 
     def num_drafts(self, scheduled: Any) -> int:
         """Tokens that the drafter proposes per request after a step."""
@@ -584,6 +619,7 @@ def build(
     offload_prompt_only: bool,
     worker_factory: Callable[[int], OffloadingWorker],
     workers: int = 1,
+    force: bool = False,
 ) -> Parts:
     """Build the real parts of one engine.
 
@@ -599,12 +635,13 @@ def build(
         offload_prompt_only: keep decoded tokens out of the host tier.
         worker_factory: called with a rank, returns what replaces the byte copy.
         workers: number of worker processes imitated.
+        force: do not ask `refusal`.
 
     Raises:
         ValueError: vLLM refuses the combination; see `refusal`.
     """
     assert current_platform.is_cpu()
-    if (reason := refusal(geometry, blocks_per_chunk)) is not None:
+    if not force and (reason := refusal(geometry, blocks_per_chunk)) is not None:
         raise ValueError(reason)
     if workers % geometry.dcp:
         raise ValueError(
@@ -689,6 +726,15 @@ def refusal(geometry: Geometry, blocks_per_chunk: int = 1) -> str | None:
     release = f"vLLM {version()}"
     if not supports_blocks_per_chunk(geometry, blocks_per_chunk):
         return f"{release} has no chunk factor for groups of different block sizes"
+    if geometry.has_mamba and not hasattr(
+        OffloadingConnector, "supports_divergent_local_hybrid_hits"
+    ):
+        # Scheduler.schedule takes the longest of the groups' local hits.
+        return (
+            f"{release} resumes where a Mamba group has no state, if it has a connector"
+        )
+    if geometry.match and not hasattr(CacheConfig, "prefix_match_unit"):
+        return f"{release} has no hits that end inside a block"
     if geometry.dcp > 1:
         windows = [group for group in geometry.groups if group.kind == "swa"]
         if hasattr(FullAttentionSpec, "dcp_sharded"):
