@@ -26,7 +26,7 @@ takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check \
-	test proof lint parity clean distclean
+	test proof lint parity bench clean distclean
 
 help: ## List the targets (default)
 	echo "usage: make TARGET [RELEASE=0.33.0] [VLLM=path to a git checkout] [PYTHON=interpreter with vllm installed]"
@@ -65,10 +65,16 @@ lint: $(TOOLS)/.ready ## Lint this project and what the patches add to vLLM
 parity: $(TOOLS)/.ready ## Compare the host tier's hits with dense retention, stock and patched
 	$(RELEASE_TESTS) parity $(RELEASE_ARG)
 
+bench: $(TOOLS)/.ready ## Measure what the host tier costs, stock and patched
+	$(call takes,RELEASE)$(RUN) scripts/bench.py $(RELEASE_ARG)
+
 clean: ## Remove the built trees and reports, keep the tools and the downloads
 	$(call takes,)$(HOST_PYTHON) scripts/clean.py
 
-distclean: ## Remove everything that was built or downloaded
+distbench: $(TOOLS)/.ready ## Measure what the host tier costs, stock and patched
+	$(call takes,RELEASE)$(RUN) scripts/bench.py $(RELEASE_ARG)
+
+clean: ## Remove everything that was built or downloaded
 	$(call takes,)$(HOST_PYTHON) scripts/clean.py --all
 
 $(TOOLS)/.ready: pyproject.toml scripts/tools_venv.py

@@ -52,6 +52,8 @@ packages = ["pytest"]
 paths = ["tests"]
 [lint]
 ruff = "ruff==0.14.0"
+[deepseek_v4]
+block_bytes = 1000
 """
 
 

@@ -110,4 +110,6 @@ def test_own_releases_can_be_read(folder) -> None:
     assert len(found.sdist_sha256) == 64 and found.sdist_name.endswith(".tar.gz")
     # every key is one that is read
     facts = tomllib.loads((folder / "release.toml").read_text())
-    assert set(facts) == {"version", "upstream_commit", "sdist", "unit_tests", "lint"}
+    top = {"version", "upstream_commit", "sdist", "unit_tests", "lint"}
+    assert set(facts) == top | {"deepseek_v4"}
+    assert set(facts["deepseek_v4"]) == {"block_bytes"}

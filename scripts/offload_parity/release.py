@@ -37,6 +37,7 @@ class Release:
     sdist_sha256: str
     unit_tests: UnitTests = field(repr=False)
     lint_ruff: str
+    dsv4_block_bytes: int
 
     @property
     def branch(self) -> str:
@@ -69,6 +70,7 @@ def read(folder: Path) -> Release:
                 paths=tuple(tests["paths"]),
             ),
             lint_ruff=facts["lint"]["ruff"],
+            dsv4_block_bytes=facts["deepseek_v4"]["block_bytes"],
         )
         Version(release.version)
     except KeyError as error:

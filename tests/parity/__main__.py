@@ -97,5 +97,16 @@ def fuzz(seconds, seed, cases, modes, names, findings, shrink, busy_resets) -> N
     sys.exit(bool(bad))
 
 
+@cli.command()
+@click.argument("what", type=click.Choice(["stored", "counted", "timed"]))
+@click.option("--length", "lengths", multiple=True, type=click.IntRange(256))
+def bench(what, lengths) -> None:
+    """Print one JSON line per figure of what the host tier costs (scripts/bench.py)."""
+    from . import bench as module
+
+    for record in module.records(what, lengths):
+        print(json.dumps(record), flush=True)
+
+
 if __name__ == "__main__":
     sys.exit(cli(prog_name="python -m parity"))

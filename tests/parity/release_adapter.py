@@ -85,6 +85,9 @@ from vllm.v1.core.kv_cache_utils import (  # noqa: E402
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.core.single_type_kv_cache_manager import (  # noqa: E402
+    SlidingWindowManager,
+)
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     FullAttentionSpec,
     KVCacheConfig,
@@ -117,6 +120,7 @@ __all__ = [
     "OffloadingWorker",
     "Parts",
     "RequestStatus",
+    "SlidingWindowManager",
     "TransferResult",
     "build",
     "refusal",
@@ -426,6 +430,16 @@ class Parts:
         self.scheduler.update_draft_token_ids(
             DraftTokenIds(list(drafts), list(drafts.values()))
         )
+
+    def decisions(self) -> dict[str, tuple[Any, str]]:
+        """Where each decision on a prefix is made: name to (object, its method)."""
+        coordinator = self.scheduler.kv_cache_manager.coordinator
+        return {
+            "store": (self.connector, "build_connector_meta"),
+            "lookup": (self.connector, "get_num_new_matched_tokens"),
+            "GPU store": (coordinator, "cache_blocks"),
+            "GPU lookup": (coordinator, "find_longest_cache_hit"),
+        }
 
     def abort(self, request_id: str) -> None:
         """Abort a request, if it is not done."""
