@@ -131,6 +131,7 @@ __all__ = [
 
 MAX_MODEL_LEN = 1 << 20
 _NUM_DRAFTS = 2
+_RETENTION_OPTION = "prefix_cache_retention_interval"
 _RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
 
@@ -655,7 +656,7 @@ def build(
         ValueError: vLLM refuses the combination; see `refusal`.
     """
     assert current_platform.is_cpu()
-    if not force and (reason := refusal(geometry, blocks_per_chunk)) is not None:
+    if not force and (reason := refusal(geometry, blocks_per_chunk, retention)):
         raise ValueError(reason)
     if workers % geometry.dcp:
         raise ValueError(
@@ -735,11 +736,17 @@ def supports_blocks_per_chunk(geometry: Geometry, blocks_per_chunk: int) -> bool
     return blocks_per_chunk == 1 or uniform or _has_blocks_per_chunk()
 
 
-def refusal(geometry: Geometry, blocks_per_chunk: int = 1) -> str | None:
-    """Why the release cannot serve a geometry at a chunk factor, or None."""
+def refusal(
+    geometry: Geometry, blocks_per_chunk: int = 1, retention: int | None = None
+) -> str | None:
+    """Why the release cannot serve a geometry with these options, or None."""
     release = f"vLLM {version()}"
     if not supports_blocks_per_chunk(geometry, blocks_per_chunk):
         return f"{release} has no chunk factor for groups of different block sizes"
+    # _validate_prefix_cache_retention_interval: 0 is the default where it is an option.
+    harmless = (None, 0) if hasattr(CacheConfig, _RETENTION_OPTION) else (None,)
+    if not geometry.has_sliding_window and retention not in harmless:
+        return f"{release} refuses retention for full attention alone"
     if geometry.has_mamba and not hasattr(
         OffloadingConnector, "supports_divergent_local_hybrid_hits"
     ):
@@ -762,9 +769,11 @@ def refusal(geometry: Geometry, blocks_per_chunk: int = 1) -> str | None:
     return None
 
 
-def supports(geometry: Geometry, blocks_per_chunk: int = 1) -> bool:
-    """Whether the release can serve a geometry at a chunk factor."""
-    return refusal(geometry, blocks_per_chunk) is None
+def supports(
+    geometry: Geometry, blocks_per_chunk: int = 1, retention: int | None = None
+) -> bool:
+    """Whether the release can serve a geometry with these options."""
+    return refusal(geometry, blocks_per_chunk, retention) is None
 
 
 def _set_blocks_per_chunk(

@@ -254,6 +254,13 @@ def test_context_parallel_ranks_each_have_their_part(geometry):
     assert ledger.loads % 2 == 0
 
 
+def test_retention_needs_something_to_keep_less_of():
+    assert release_adapter.supports(PURE_FULL)
+    assert release_adapter.supports(SMALL, 1, 4096)
+    with pytest.raises(ValueError, match="refuses retention for full attention alone"):
+        Engine(PURE_FULL, 4096)
+
+
 def test_windows_are_not_spread():
     with pytest.raises(ValueError, match="no context parallelism for s"):
         Engine(GPT_OSS.with_dcp(2))
