@@ -9,6 +9,7 @@ TOOLS := build/tools
 RUN := $(TOOLS)/bin/python
 SERIES := $(RUN) scripts/series.py
 RELEASE_TESTS := $(RUN) scripts/release_tests.py
+LAWS := $(RUN) scripts/laws.py
 
 # Only what stands on make's command line counts (a PYTHON or RELEASE in the environment
 # means something else), and it reaches the script as it was written.
@@ -16,9 +17,9 @@ quoted = '$(subst ','\'',$(value $(1)))'
 option = $(if $(filter command,$(firstword $(origin $(2)))),--$(1)=$(call quoted,$(2)))
 RELEASE_ARG = $(call option,release,RELEASE)
 # Exporting them would expand what is written in them.
-unexport RELEASE VLLM PYTHON
+unexport RELEASE VLLM PYTHON STOCK SECONDS SEED
 # A misspelt variable would have no effect and nobody would notice.
-KNOWN := RELEASE VLLM PYTHON HOST_PYTHON
+KNOWN := RELEASE VLLM PYTHON STOCK SECONDS SEED HOST_PYTHON
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
 unknown := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(given)))
 $(if $(unknown),$(error unknown variable $(unknown)=; known: $(KNOWN)))
@@ -26,7 +27,7 @@ takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check \
-	test proof lint parity bench clean distclean
+	test proof lint parity fuzz sweep bench clean distclean
 
 help: ## List the targets (default)
 	echo "usage: make TARGET [RELEASE=0.33.0] [VLLM=path to a git checkout] [PYTHON=interpreter with vllm installed]"
@@ -62,8 +63,14 @@ proof: $(TOOLS)/.ready ## Show each new test failing on stock and passing patche
 lint: $(TOOLS)/.ready ## Lint this project and what the patches add to vLLM
 	$(call takes,RELEASE)$(RELEASE_TESTS) lint $(RELEASE_ARG)
 
-parity: $(TOOLS)/.ready ## Compare the host tier's hits with dense retention, stock and patched
-	$(RELEASE_TESTS) parity $(RELEASE_ARG)
+parity: $(TOOLS)/.ready ## Judge the laws L1 to L8, stock beside patched; STOCK=1: what stock breaks
+	$(call takes,RELEASE STOCK)$(LAWS) laws $(RELEASE_ARG) $(call option,only-stock,STOCK)
+
+fuzz: $(TOOLS)/.ready ## Play random histories, SECONDS=60 SEED=0 RELEASE=0.33.0
+	$(call takes,RELEASE SECONDS SEED)$(LAWS) fuzz $(RELEASE_ARG) $(call option,seconds,SECONDS) $(call option,seed,SEED)
+
+sweep: $(TOOLS)/.ready ## Compare the hits of resent prompts of all lengths with dense retention's
+	$(call takes,RELEASE)$(RUN) scripts/sweep.py $(RELEASE_ARG)
 
 bench: $(TOOLS)/.ready ## Measure what the host tier costs, stock and patched
 	$(call takes,RELEASE)$(RUN) scripts/bench.py $(RELEASE_ARG)

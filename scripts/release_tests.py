@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test and lint the series: vLLM's own tests on the patched trees, and ours."""
 
-import subprocess
 import sys
 
 import click
@@ -9,14 +8,11 @@ import click
 from offload_parity import cli as scripts
 from offload_parity import proof, steps, unit_env, upstream_tests
 from offload_parity import release as releases
-from offload_parity.paths import build_root, shown
+from offload_parity.paths import ROOT, build_root, shown
 from offload_parity.release import Release
 from offload_parity.report import Report, Result, bar
 from offload_parity.unit_env import UnitEnv
 from offload_parity.upstream_tests import Progress
-
-# Lengths of the parity sweep that `test` tries; `parity` tries all.
-_SWEEP_SAMPLE = 16
 
 release_option = click.option("--release", help="One release; default: all supported.")
 jobs_option = click.option(
@@ -94,12 +90,18 @@ def test_release(
         report.run(group, f"simulation, {kind}", step)
     report.run(
         group,
-        "parity sweep",
+        "parity",
         steps.command(
-            steps.sweep_command(
-                release, env, "--sample", str(_SWEEP_SAMPLE), "--jobs", str(jobs)
-            ),
-            upstream_tests.report_log(release, "parity-sweep"),
+            [
+                sys.executable,
+                ROOT / "scripts" / "laws.py",
+                "laws",
+                "--release",
+                release.version,
+                "--jobs",
+                str(jobs),
+            ],
+            upstream_tests.report_log(release, "parity"),
         ),
     )
 
@@ -130,25 +132,6 @@ def lint(release: str | None) -> None:
     for each in wanted:
         report.run(f"vLLM {each.version}", "lint of the series", steps.lint(each))
     finish(report)
-
-
-@cli.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-)
-@release_option
-@click.pass_context
-def parity(context: click.Context, release: str | None) -> None:
-    """Compare the host tier's hits with dense retention's, stock and patched.
-
-    Further options go to scripts/sweep.py.
-    """
-    env = unit_env.ensure()
-    bad = 0
-    for each in releases.chosen(release):
-        command = steps.sweep_command(each, env, *context.args)
-        bad += subprocess.run(command, check=False).returncode != 0
-    if bad:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -107,15 +107,6 @@ def command(words: list[str | Path], log: Path) -> Work:
     return work
 
 
-def sweep_command(release: Release, env: UnitEnv, *options: str) -> list[str | Path]:
-    """The command that compares the host tier's hits with dense retention's."""
-    return [
-        sys.executable, ROOT / "scripts" / "sweep.py", "--release", release.version,
-        "--python", env.python, "--out", build_root() / "reports" / release.version,
-        *options,
-    ]  # fmt: skip
-
-
 def each_patch(release: Release, env: UnitEnv, jobs: int) -> Work:
     """vLLM's tests after each patch, so that a bisection meets no broken commit."""
 

@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m parity …` on the vLLM tree that PYTHONPATH names."""
 
+import atexit
+import gc
 import json
+import random
 import sys
+import time
+from collections import Counter
+from pathlib import Path
 
 import click
+from tqdm import tqdm
 
 from .geometry import GEOMETRIES, SWEPT
+
+MODES = ("hits", "mixed", "crowded")
+_FUZZ_BAR = "{percentage:3.0f}%|{bar}| {postfix}"
 
 
 def _retention(text: str) -> int | None:
@@ -39,61 +49,159 @@ def replays(names, retentions, blocks_per_chunk, sample, seed, only) -> None:
 
 
 @cli.command()
+@click.option("--sample", type=click.IntRange(0), help="Random histories to play.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--law", "laws", multiple=True, help="Judge only these (repeatable).")
 @click.option("--geometry", "names", multiple=True, type=click.Choice([*GEOMETRIES]))
-@click.option("--verbose", is_flag=True, help="Show the hits of every send.")
-def scenarios(names, verbose) -> None:
-    """Play the fixed scenarios, sparse beside dense; print what falls short."""
-    from . import scenarios as module
+@click.option("--quick", is_flag=True, help="A few cases that ask every law.")
+@click.option("--jsonl", is_flag=True, help="A JSON line per verdict.")
+def laws(sample, seed, laws, names, quick, jsonl) -> None:
+    """Play the fixed scenarios and a sample of random ones; judge L1 to L8."""
+    from . import contract
+    from .laws import NAMES
+    from .plan import SAMPLE, plan
 
-    report = click.echo if verbose else lambda line: None
+    for law in laws:
+        if law not in NAMES:
+            raise click.BadParameter(f"{law}: the laws are {', '.join(NAMES)}")
+    if sample is None:
+        sample = 10 if quick else SAMPLE
+    _settle()
+    cases = plan([GEOMETRIES[name] for name in names], sample, seed, quick)
+    if jsonl:
+        click.echo(json.dumps({"total": len(cases)}))
+    checks, bad = Counter(), Counter()
+    exempt: Counter[str] = Counter()
+    for case, useful in cases:
+        for verdict in contract.judge(case, ledger=False, useful=useful):
+            if laws and verdict.law not in laws:
+                continue
+            checks[verdict.law] += verdict.more.get("checks", 0)
+            bad[verdict.law] += len(verdict.words)
+            exempt.update(verdict.more.get("exempt", {}))
+            if jsonl:
+                click.echo(json.dumps(verdict.to_json()))
+                continue
+            for words in verdict.words:
+                click.echo(f"{verdict.law} {_about(case)}: {words}")
+    if not jsonl:
+        for law, name in NAMES.items():
+            if not laws or law in laws:
+                click.echo(f"{law} {name}: {bad[law]} findings of {checks[law]} checks")
+        if exempt:
+            said = ", ".join(f"{n} {what}" for what, n in sorted(exempt.items()))
+            click.echo(f"chunks that L7 exempts: {said}")
+    sys.exit(any(bad.values()))
+
+
+def _about(case) -> str:
+    setup = case.setup
+    return (
+        f"{setup.geometry.name}, retention {setup.retention}, {setup.tier}: "
+        f"{case.name} [{case.digest}]"
+    )
+
+
+def _settle() -> None:
+    """Leave what the imports made out of every garbage collection to come."""
+    gc.collect()
+    gc.freeze()
+    # Python takes half a minute to end with a frozen heap.
+    atexit.register(gc.unfreeze)
+
+
+@cli.command()
+def serve() -> None:
+    """Answer cases on stdin, a JSON line each, with their hits."""
+    from .peer import serve as answers
+
+    _settle()
+    for line in answers(sys.stdin):
+        click.echo(line)
+
+
+@cli.command()
+def reports() -> None:
+    """Print one JSON line per public report: whether the tree in use shows it."""
+    from . import release_adapter
+    from . import reports as module
+
+    for record in module.on(release_adapter.version()):
+        click.echo(json.dumps(record))
+
+
+@cli.command()
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False))
+def replay(files) -> None:
+    """Play files of tests/regressions again and say what is wrong with each."""
+    from . import contract, regressions
+
     found = 0
-    for name in names or [geometry.name for geometry in SWEPT]:
-        geometry = GEOMETRIES[name]
-        for scenario in module.fixed(geometry):
-            for finding in module.findings(scenario, geometry, report=report):
+    for file in files:
+        case = regressions.read_file(Path(file))
+        click.echo(json.dumps(case.to_json(), indent=1))
+        for verdict in contract.judge(case, useful=True):
+            click.echo(f"{verdict.law}: hits {verdict.hits}, stored {verdict.stored}")
+            for words in verdict.words:
                 found += 1
-                click.echo(str(finding))
-    click.echo(f"{found} findings")
+                click.echo(f"  {words}")
     sys.exit(bool(found))
 
 
 @cli.command()
 @click.option("--seconds", default=60.0, show_default=True)
-@click.option("--seed", default=0, show_default=True, help="The first case's seed.")
-@click.option("--cases", type=click.IntRange(1), help="Stop after so many.")
-@click.option(
-    "--mode",
-    "modes",
-    multiple=True,
-    type=click.Choice(["hits", "safety", "async"]),
-    default=("hits", "safety", "async"),
-)
+@click.option("--seed", type=int, help="Of the first round; default: drawn and said.")
+@click.option("--stock", type=click.Path(exists=True, path_type=Path), help="For L6.")
+@click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), default=MODES)
 @click.option("--geometry", "names", multiple=True, type=click.Choice([*GEOMETRIES]))
-@click.option("--findings", default=5, show_default=True, help="Stop after so many.")
-@click.option("--shrink/--no-shrink", default=True)
-@click.option("--busy-resets", is_flag=True, help="Reset a host that is in use, too.")
-def fuzz(seconds, seed, cases, modes, names, findings, shrink, busy_resets) -> None:
-    """Play random histories; print each failing one, as short as it gets."""
+@click.option("--findings", default=3, show_default=True, help="Stop after so many.")
+@click.option("--write/--no-write", default=True, help="Failures as regressions.")
+def fuzz(seconds, seed, stock, modes, names, findings, write) -> None:
+    """Play random histories; write each failing one, as short as it gets."""
     from . import fuzz as module
-    from . import release_adapter
+    from . import regressions, release_adapter
+    from .peer import Peer
 
+    _settle()
+    release = release_adapter.version()
+    if seed is None:
+        seed = random.SystemRandom().randrange(1_000_000)
     geometries = tuple(GEOMETRIES[n] for n in names) or module.GEOMETRIES
+    click.echo(f"vLLM {release}, seed {seed}, {seconds:.0f} s")
+    bar = tqdm(total=round(seconds), unit="s", disable=None, bar_format=_FUZZ_BAR)
+    said = time.monotonic()
+
+    def progress(done: int, left: float) -> None:
+        nonlocal said
+        bar.n = round(seconds - max(left, 0))
+        bar.set_postfix_str(f"{done} histories, {max(left, 0):.0f} s left")
+        if bar.disable and time.monotonic() - said > 60:
+            said = time.monotonic()
+            click.echo(f"  {done} histories, {max(left, 0):.0f} s left")
+
     bad = []
 
-    def found(case, words) -> bool:
-        bad.append(case)
-        small = module.shrink(case) if shrink else case
-        click.echo(f"--- mode {case.mode} seed {case.seed}")
-        for line in module.check(small) or words:
-            click.echo(line)
-        click.echo(json.dumps(small.describe()))
+    def found(failure: module.Failure) -> bool:
+        bad.append(failure)
+        case = failure.case
+        bar.clear()
+        click.echo(f"{failure.law} {_about(case)}")
+        for words in failure.words:
+            click.echo(f"  {words}")
+        click.echo(f"  {json.dumps(case.to_json())}")
+        if write:
+            path = regressions.write(release, failure.law, case, failure.words)
+            click.echo(f"  written to {path}: make parity plays it from now on")
         return len(bad) < findings
 
-    click.echo(f"vLLM {release_adapter.version()}, seed {seed}")
-    done = module.run(
-        seconds, seed, tuple(modes), geometries, cases, busy_resets, found
+    run = module.Fuzz(
+        seconds, seed, modes, geometries, Peer(stock) if stock else None, progress
     )
-    click.echo(f"{done} histories from seed {seed}, {len(bad)} with findings")
+    run.run(found)
+    bar.close()
+    if run.peer is not None:
+        run.peer.close()
+    click.echo(f"{run.done} histories from seed {seed}, {len(bad)} findings")
     sys.exit(bool(bad))
 
 

@@ -1,299 +1,386 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random histories from a printed seed.
+"""Random cases, drawn and shrunk by Hypothesis.
 
-"hits": requests one by one with room for all, sparse beside dense retention (laws L1
-to L4). "safety": many at once, with little room, slow copies, aborts and resets; the
-ledger and vLLM's own assertions judge. "async": the same with asynchronous scheduling.
-All keep the ledger.
+A history is drawn as a list of small steps that refer to earlier ones by number, so
+that leaving any of them out leaves a history.
 """
 
-import random
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from .engine import Engine
+import hypothesis
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+
+from . import contract
 from .geometry import (
     EXAONE_FULL,
     EXAONE_SWA,
     GEMMA,
+    GLM,
     GPT_OSS,
     PURE_SWA,
     SMALL,
     SMALL_NO_EAGLE,
+    SPREAD,
     Geometry,
 )
-from .history import Event, Parts, Setup, cut, play
-from .laws import Laws
-from .release_adapter import supports_blocks_per_chunk
+from .history import MODES, Case, Event, Parts, Setup, cut
+from .peer import Peer
+from .release_adapter import supports
+from .scenarios import room, sparse_interval
+from .stock import below_stock
 
-GEOMETRIES = (SMALL, SMALL_NO_EAGLE, EXAONE_SWA, EXAONE_FULL, GPT_OSS, PURE_SWA, GEMMA)
-MODES = ("hits", "safety", "async")
+# The first is what a failure is shrunk to, if it fails there as well.
+GEOMETRIES = tuple(
+    geometry
+    for geometry in (
+        SMALL_NO_EAGLE,
+        SMALL,
+        GPT_OSS,
+        GLM,
+        EXAONE_SWA,
+        EXAONE_FULL,
+        PURE_SWA,
+        GEMMA,
+        *SPREAD,
+    )
+    if supports(geometry)
+)
+_MODE_WEIGHTS = {"hits": 3, "mixed": 1, "crowded": 2}
+_LONGEST = 14  # alignment blocks
+_ROUND = 200
+_SHRINK_SECONDS = 45
+_QUIET = {
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "report_multiple_bugs": False,
+}
+
+
+# --- what is drawn ---
 
 
 @dataclass(frozen=True)
-class Case:
-    """One random history; the same mode, geometries and seed give the same case."""
+class _Step:
+    """A step of a history, before it is known what the earlier steps are.
 
-    mode: str
-    seed: int
-    setup: Setup
-    history: tuple[Event, ...]
+    `kind` is how a prompt is made, or an event's. `ref` picks an earlier prompt.
+    """
 
-    def describe(self) -> dict[str, Any]:
-        """The case as plain data."""
-        setup = asdict(self.setup)
-        setup["geometry"] = self.setup.geometry.name
-        return {
-            "mode": self.mode,
-            "seed": self.seed,
-            "setup": setup,
-            "history": [
-                {k: v for k, v in asdict(event).items() if v != Event.__dict__.get(k)}
-                for event in self.history
-            ],
-        }
+    kind: str
+    ref: int = 0
+    length: int = 1
+    own: int = 1
+    max_tokens: int = 1
 
 
-def make(
-    mode: str,
-    seed: int,
-    geometries: tuple[Geometry, ...] = GEOMETRIES,
-    busy_resets: bool = False,
-) -> Case:
-    """Draw a case; with `busy_resets` the host is also reset under running requests."""
-    # A string seeds the same in every process; hash() of a tuple would not.
-    draw = random.Random(f"{mode} {seed}")
-    geometry = draw.choice(geometries)
-    factor = draw.choice((1, 1, 2, 4))
-    if not supports_blocks_per_chunk(geometry, factor):
-        factor = 1
-    align = geometry.gpu_alignment
-    # Retention has to be a multiple of every chunk as well.
-    retention = draw.choice((0, 0, align * 4 * factor, align * 8 * factor))
-    prompts = _Prompts(draw, align)
-    budget = draw.choice((align * 3 + 5, 1024, 8192))
-    if mode == "hits":
-        setup = Setup(
-            geometry,
-            retention,
-            draw.choice(("gpu", "host", "both")),
-            factor,
-            (("gpu_blocks", 6000), ("max_num_batched_tokens", budget)),
-        )
-        return Case(mode, seed, setup, _sequential(draw, prompts, decode=factor == 1))
-    longest = prompts.longest + 40
-    need = sum(-(-longest // group.block) + 3 for group in geometry.groups)
-    setup = Setup(
-        geometry,
-        draw.choice((None, retention)),
-        "both",
-        factor,
-        (
-            ("gpu_blocks", int(need * draw.choice((1.0, 1.3, 2.0))) + 8),
-            ("host_chunks", draw.choice((need // 4, need, need * 3)) + 4),
-            ("max_num_batched_tokens", budget),
-            ("async_scheduling", mode == "async"),
-            ("offload_prompt_only", draw.random() < 0.5),
-            ("workers", draw.choice((1, 1, 2))),
-        ),
+_PROMPTS = ("new", "replay", "extend", "edit", "sibling", "truncate", "turn")
+
+
+@st.composite
+def _lengths(draw: Any, align: int) -> int:
+    """Near a multiple of the alignment, or anything."""
+    if draw(st.booleans()):
+        return draw(st.integers(1, _LONGEST * align))
+    blocks = draw(st.integers(0, _LONGEST))
+    return max(1, blocks * align + draw(st.integers(-3, 5)))
+
+
+def _prompts(align: int, decoded: Sequence[int]) -> st.SearchStrategy[_Step]:
+    return st.builds(
+        _Step,
+        kind=st.sampled_from(_PROMPTS),
+        ref=st.integers(0, 7),
+        length=_lengths(align),
+        own=st.integers(1, align) | _lengths(align),
+        max_tokens=st.sampled_from(decoded),
     )
-    return Case(mode, seed, setup, _crowded(draw, prompts, busy_resets))
 
 
-class _Prompts:
-    """Draws prompts that have something to do with each other."""
+class _Maker:
+    """Turns steps into events."""
 
-    def __init__(self, draw: random.Random, align: int) -> None:
-        self._draw = draw
+    def __init__(self, align: int) -> None:
         self._align = align
+        self._longest = _LONGEST * align
         self._seed = 100
         self.made: list[Parts] = []
-        self.longest = align * 14
+        self.sends = 0
 
-    def _new_seed(self) -> int:
+    def prompt(self, step: _Step, kind: str) -> Event:
+        """The event that sends or submits a step's prompt."""
         self._seed += 1
-        return self._seed
-
-    def _length(self, most: int) -> int:
-        """Near a multiple of the alignment, or anything."""
-        most = max(most, 1)
-        if self._draw.random() < 0.5:
-            blocks = self._draw.randint(0, most // self._align)
-            near = blocks * self._align + self._draw.randint(-3, 5)
-            return min(max(near, 1), most)
-        return self._draw.randint(1, most)
-
-    def next(self) -> Parts:
-        draw = self._draw
-        kind = draw.choice(("new", "replay", "extend", "edit", "sibling", "truncate"))
-        if kind == "new" or not self.made:
-            parts: Parts = ((self._new_seed(), self._length(self.longest)),)
-        else:
-            parts = draw.choice(self.made)
-            length = sum(size for _, size in parts)
-            if kind == "extend":
-                more = self._length(max(1, self.longest - length))
-                parts = (*parts, (self._new_seed(), more))
-            elif kind == "edit":
-                edited = min(length, draw.randint(1, self._align))
-                parts = (*cut(parts, length - edited), (self._new_seed(), edited))
-            elif kind == "sibling":
-                keep = self._length(length)
-                own = self._length(max(1, self.longest - keep))
-                parts = (*cut(parts, keep), (self._new_seed(), own))
-            elif kind == "truncate":
-                parts = cut(parts, self._length(length))
-        parts = cut(parts, self.longest)
-        self.made.append(parts)
-        return parts
+        own, follows = ((self._seed, step.own),), None
+        how = step.kind if self.made else "new"
+        parts: Parts = self.made[step.ref % len(self.made)] if self.made else ()
+        size = sum(length for _, length in parts)
+        keep = min(step.length, size)
+        if how == "turn" and not (kind == "send" and self.sends):
+            how = "extend"
+        match how:
+            case "new":
+                parts = ((self._seed, step.length),)
+            case "extend":
+                parts = (*parts, *own)
+            case "edit":
+                edited = min(step.own, self._align, size)
+                parts = (*cut(parts, size - edited), (self._seed, edited))
+            case "sibling":
+                parts = (*cut(parts, keep), *own)
+            case "truncate":
+                parts = cut(parts, keep)
+            case "turn":
+                parts, follows = cut(own, 2 * self._align), step.ref % self.sends
+        parts = cut(parts, self._longest)
+        if follows is None:
+            self.made.append(parts)
+        self.sends += kind == "send"
+        return Event(kind, parts, follows, step.max_tokens)
 
 
-def _sequential(
-    draw: random.Random, prompts: _Prompts, decode: bool
-) -> tuple[Event, ...]:
-    """Requests one by one.
-
-    No decoding with chunks of several blocks: releases to 0.33.0 break there ("safety"
-    shows it), and hits are what this is about.
-    """
-    history: list[Event] = []
-    for sends in range(draw.randint(2, 9)):
-        if sends and draw.random() < 0.15:
-            history.append(Event("reset_gpu"))
-        follows = None
-        parts = prompts.next()
-        if sends and draw.random() < 0.15:
-            follows = draw.randrange(sends)
-            parts = cut(parts, draw.randint(1, 90))
-        tokens = draw.randint(2, 70) if decode and draw.random() < 0.2 else 1
-        history.append(Event("send", parts, follows, tokens))
-    return tuple(history)
+def _setup(draw: Any, geometries: Sequence[Geometry]) -> Setup:
+    geometry = draw(st.sampled_from(geometries))
+    factor = draw(st.sampled_from([f for f in (1, 2, 4) if supports(geometry, f)]))
+    retentions = [0]
+    if geometry.has_sliding_window:
+        retentions.append(sparse_interval(geometry, factor))
+    return Setup(geometry, draw(st.sampled_from(retentions)), "host", factor)
 
 
-def _crowded(
-    draw: random.Random, prompts: _Prompts, busy_resets: bool
-) -> tuple[Event, ...]:
-    history: list[Event] = []
-    submitted = 0
-    for _ in range(draw.randint(3, 14)):
-        kind = draw.choices(
-            ("submit", "step", "drain", "abort", "reset_gpu", "reset_host"),
-            (10, 6, 3, 2, 1, 1),
-        )[0]
-        if kind == "submit":
-            history.append(
-                Event(kind, prompts.next(), max_tokens=draw.choice((1, 2, 8, 40)))
-            )
-            submitted += 1
-        elif kind == "step":
-            history.append(Event(kind, count=draw.randint(1, 6)))
-        elif kind == "abort":
-            if submitted:
-                history.append(Event(kind, count=draw.randrange(submitted)))
-        else:
-            if kind == "reset_host" and not busy_resets:
-                history.append(Event("drain"))
-            history.append(Event(kind))
-    return tuple(history)
-
-
-def check(case: Case) -> list[str]:
-    """Play a case; returns what is wrong, in words."""
-    return (_check_hits if case.mode == "hits" else _check_safety)(case)
-
-
-def _play(
-    engine: Engine, case: Case, setup: Setup
-) -> tuple[list[Any] | None, list[str]]:
-    """The sends, or None if vLLM itself broke, and what the ledger says."""
-    try:
-        sent = play(engine, case.history, setup.tier)
-        engine.check_at_rest()
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        file = where.filename.rsplit("/", 1)[-1]
-        return None, [
-            f"{type(error).__name__} in {file}:{where.name}: {error}",
-            *engine.ledger.findings,
-        ]
-    return sent, list(engine.ledger.findings)
-
-
-def _check_hits(case: Case) -> list[str]:
-    setup = case.setup
-    sparse, found = _play(setup.engine(ledger=True), case, setup)
-    dense_setup = replace(setup, retention=None)
-    dense, dense_found = _play(dense_setup.engine(ledger=True), case, dense_setup)
-    found += [f"dense: {words}" for words in dense_found]
-    if sparse is None or dense is None:
-        return found
-    laws = Laws(setup)
-    number = -1
-    for event in case.history:
-        if event.kind == "reset_gpu" and setup.tier == "gpu":
-            laws.forget()
-        if event.kind != "send":
-            continue
-        number += 1
-        mine, other = sparse[number], dense[number]
-        verdict = laws.want(mine.tokens, other.hit)
-        if verdict is not None and mine.hit < verdict[1]:
-            found.append(
-                f"{verdict[0]}: send {number} of {len(mine.tokens)} tokens hits "
-                f"{mine.hit} of {verdict[1]} (dense {other.hit})"
-            )
-        laws.add(mine.tokens, mine.output)
-    return found
-
-
-def _check_safety(case: Case) -> list[str]:
-    delays = random.Random(f"delays {case.seed}")
-    engine = case.setup.engine(
-        ledger=True, transfer_delay=lambda: delays.choice((0, 0, 1, 3))
+@st.composite
+def _sequential(draw: Any, mode: str, geometries: Sequence[Geometry]) -> Case:
+    """Requests one by one."""
+    setup = _setup(draw, geometries)
+    align = setup.geometry.gpu_alignment
+    decoded = (1, 1, 1, 2, align + 3, 70)
+    steps = _prompts(align, decoded)
+    if mode == "hits":
+        steps = st.one_of(*[steps] * 7, st.just(_Step("reset_gpu")))
+    maker = _Maker(align)
+    history = tuple(
+        Event("reset_gpu") if step.kind == "reset_gpu" else maker.prompt(step, "send")
+        for step in draw(st.lists(steps, min_size=2, max_size=9))
     )
-    return _play(engine, case, case.setup)[1]
+    tier = draw(st.sampled_from(("host", "gpu", "both"))) if mode == "hits" else "both"
+    if mode == "mixed" and history[-1].kind != "send":
+        history += (Event("send", ((1, 1),)),)
+    options = room(setup.geometry, history, tier)
+    options["max_num_batched_tokens"] = draw(st.sampled_from((8192, 3 * align + 5)))
+    if mode == "mixed":
+        # Little more than the last and the longest send need.
+        most = room(setup.geometry, history, "host")["gpu_blocks"]
+        options["gpu_blocks"] = min(
+            options["gpu_blocks"], most + draw(st.integers(0, most))
+        )
+    return Case(
+        "random",
+        mode,
+        Setup(
+            setup.geometry,
+            setup.retention,
+            tier,
+            setup.blocks_per_chunk,
+            tuple(options.items()),
+        ),
+        history,
+    )
 
 
-def shrink(case: Case, seconds: float = 15) -> Case:
-    """Leave out events while the case still finds something."""
-    end = time.monotonic() + seconds
-    shorter = True
-    while shorter and time.monotonic() < end:
-        shorter = False
-        for i in reversed(range(len(case.history))):
-            history = case.history[:i] + case.history[i + 1 :]
-            sends = sum(event.kind == "send" for event in case.history[:i])
-            if any((e.follows or 0) >= sends for e in history if e.follows is not None):
-                continue
-            smaller = replace(case, history=history)
-            if check(smaller):
-                case, shorter = smaller, True
-                break
-    return case
+@st.composite
+def _crowded(draw: Any, geometries: Sequence[Geometry]) -> Case:
+    """Many requests at once, with little room."""
+    setup = _setup(draw, geometries)
+    align = setup.geometry.gpu_alignment
+    steps = st.one_of(
+        *[_prompts(align, (1, 2, 8, 40))] * 4,
+        *[st.builds(_Step, kind=st.just("step"), length=st.integers(1, 6))] * 2,
+        *[st.builds(_Step, kind=st.just("abort"), ref=st.integers(0, 13))],
+        st.sampled_from([_Step("drain"), _Step("reset_gpu"), _Step("reset_host")]),
+    )
+    maker = _Maker(align)
+    history: list[Event] = []
+    for step in draw(st.lists(steps, min_size=3, max_size=14)):
+        if step.kind in _PROMPTS:
+            history.append(maker.prompt(step, "submit"))
+        elif step.kind == "step":
+            history.append(Event("step", count=step.length))
+        elif step.kind == "abort":
+            history.append(Event("abort", count=step.ref))
+        else:
+            if step.kind == "reset_host":
+                history.append(Event("drain"))
+            history.append(Event(step.kind))
+    longest = _LONGEST * align + 40
+    need = sum(-(-longest // group.block) + 3 for group in setup.geometry.groups)
+    options = {
+        "gpu_blocks": int(need * draw(st.sampled_from((2.0, 1.3, 1.0)))) + 8,
+        "host_chunks": draw(st.sampled_from((need * 3, need, need // 4))) + 4,
+        "max_num_batched_tokens": draw(st.sampled_from((8192, 1024, 3 * align + 5))),
+        "async_scheduling": draw(st.booleans()),
+        "offload_prompt_only": draw(st.booleans()),
+        "workers": draw(st.sampled_from((1, 1, 2))),
+    }
+    retention = draw(st.sampled_from((setup.retention, None)))
+    return Case(
+        "random",
+        "crowded",
+        Setup(
+            setup.geometry,
+            retention,
+            "both",
+            setup.blocks_per_chunk,
+            tuple(options.items()),
+        ),
+        tuple(history),
+        draw(st.integers(0, 99)),
+    )
 
 
-def run(
-    seconds: float,
+def cases(
+    modes: Sequence[str] = MODES, geometries: Sequence[Geometry] = GEOMETRIES
+) -> st.SearchStrategy[Case]:
+    """Random cases of some modes."""
+    kinds = {
+        "hits": lambda: _sequential("hits", geometries),
+        "mixed": lambda: _sequential("mixed", geometries),
+        "crowded": lambda: _crowded(geometries),
+    }
+    weighted = [m for m in MODES if m in modes for _ in range(_MODE_WEIGHTS[m])]
+    return st.sampled_from(weighted).flatmap(lambda mode: kinds[mode]())
+
+
+def sample(
+    count: int,
     seed: int,
-    modes: tuple[str, ...] = MODES,
-    geometries: tuple[Geometry, ...] = GEOMETRIES,
-    most: int | None = None,
-    busy_resets: bool = False,
-    found: Callable[[Case, list[str]], bool] = lambda case, words: True,
-) -> int:
-    """Check cases from `seed` on until the time is over; returns how many.
+    modes: Sequence[str] = MODES,
+    geometries: Sequence[Geometry] = GEOMETRIES,
+) -> list[Case]:
+    """`count` cases; the same numbers give the same cases on any tree."""
+    found: dict[str, Case] = {}
 
-    `found` is told of each failing case; it stops the run by returning False.
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=count * 2, phases=[Phase.generate], **_QUIET)
+    @hypothesis.given(cases(modes, geometries))
+    def collect(case: Case) -> None:
+        found.setdefault(case.digest, case)
+
+    collect()
+    # Hypothesis begins with the smallest.
+    return list(found.values())[-count:]
+
+
+# --- what is done with it ---
+
+
+class _Found(Exception):
+    """Tells Hypothesis that a case fails."""
+
+
+@dataclass
+class Failure:
+    """A failing case, shrunk as far as the time allowed."""
+
+    law: str
+    case: Case
+    words: list[str]
+
+
+@dataclass
+class Fuzz:
+    """A run: what is played, until when, and who is told.
+
+    Attributes:
+        seconds: the time that it may take; shrinking a failure counts.
+        seed: the first round's; each round of cases has the next one.
+        peer: the stock tree to compare hits with, if any.
+        progress: told of the histories played and the seconds left.
+        done: histories played.
     """
-    end = time.monotonic() + seconds
-    done = 0
-    while time.monotonic() < end and (most is None or done < most):
-        case = make(modes[done % len(modes)], seed + done, geometries, busy_resets)
-        words = check(case)
-        done += 1
-        if words and not found(case, words):
-            break
-    return done
+
+    seconds: float
+    seed: int
+    modes: Sequence[str] = MODES
+    geometries: Sequence[Geometry] = GEOMETRIES
+    peer: Peer | None = None
+    progress: Callable[[int, float], None] = lambda done, left: None
+    done: int = 0
+    _words: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+
+    def check(self, case: Case) -> dict[str, list[str]]:
+        """What is wrong with a case, by law."""
+        asked = self.peer is not None and case.mode == "hits"
+        if asked:
+            self.peer.ask(case)
+        found: dict[str, list[str]] = {}
+        for verdict in contract.judge(case):
+            words = list(verdict.words)
+            if asked and verdict.law == "L6":
+                words += below_stock(verdict.to_json(), self.peer.answer())
+            if words:
+                found.setdefault(verdict.law, []).extend(words)
+        return found
+
+    def run(self, found: Callable[[Failure], bool]) -> None:
+        """Play random cases; `found` is told of each failure, and stops with False."""
+        end = time.monotonic() + self.seconds
+        number = self.seed
+        known: set[tuple[str, str]] = set()
+        while time.monotonic() < end:
+            failure = self._round(number, end, known)
+            number += 1
+            if failure is not None:
+                known.add((failure.law, failure.case.setup.geometry.name))
+                if not found(failure):
+                    return
+
+    def _round(
+        self, seed: int, end: float, known: set[tuple[str, str]]
+    ) -> Failure | None:
+        best: Failure | None = None
+        until = end
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=_ROUND, phases=[Phase.generate, Phase.shrink], **_QUIET
+        )
+        @hypothesis.given(cases(self.modes, self.geometries))
+        def play(case: Case) -> None:
+            nonlocal best, until
+            words = self._words.get(case.digest)
+            if words is None:
+                if time.monotonic() > until:
+                    return
+                words = self._words[case.digest] = self.check(case)
+                self.done += 1
+                self.progress(self.done, end - time.monotonic())
+            laws = [
+                law
+                for law in words
+                if (law, case.setup.geometry.name) not in known
+                and (best is None or law == best.law)
+            ]
+            if not laws:
+                return
+            if best is None:
+                until = min(end, time.monotonic() + _SHRINK_SECONDS)
+            failure = Failure(laws[0], case, words[laws[0]])
+            if best is None or _size(case) <= _size(best.case):
+                best = failure
+            raise _Found(laws[0])
+
+        self._words.clear()
+        try:
+            play()
+        except (_Found, hypothesis.errors.Flaky):
+            # Flaky: the time was over while it shrank.
+            assert best is not None
+        return best
+
+
+def _size(case: Case) -> tuple[int, int]:
+    tokens = sum(size for event in case.history for _, size in event.parts)
+    return len(case.history), tokens

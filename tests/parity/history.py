@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Histories: what is sent to an engine and what happens to it, as plain data."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
 
 from .engine import Engine
-from .geometry import Geometry
+from .geometry import GEOMETRIES, Geometry, Group
 from .prompts import prompt
 
 Parts = tuple[tuple[int, int], ...]
+MODES = ("hits", "mixed", "crowded")
 
 
 @lru_cache(maxsize=256)
@@ -44,7 +47,8 @@ class Event:
     Attributes:
         kind: "send" and run to the end; "submit" without a step; "step" `count`
             times; "drain"; "abort" the request that was submitted `count`-th;
-            "reset_gpu"; "reset_host".
+            "reset_gpu"; "reset_host"; "host_off" and "host_on", whether the host tier
+            finds what it has.
         parts: the prompt of a send or submit.
         follows: send: the prompt begins with the prompt and the output of the
             `follows`-th send, and `parts` come after (a turn of a conversation).
@@ -52,7 +56,17 @@ class Event:
         count: see kind.
     """
 
-    kind: Literal["send", "submit", "step", "drain", "abort", "reset_gpu", "reset_host"]
+    kind: Literal[
+        "send",
+        "submit",
+        "step",
+        "drain",
+        "abort",
+        "reset_gpu",
+        "reset_host",
+        "host_off",
+        "host_on",
+    ]
     parts: Parts = ()
     follows: int | None = None
     max_tokens: int = 1
@@ -86,9 +100,93 @@ class Setup:
     @property
     def alignment(self) -> int:
         """Tokens to which this tier's hits count; the coarser one of two tiers."""
-        host = self.geometry.host_alignment(self.blocks_per_chunk)
-        gpu = self.geometry.gpu_alignment
+        gpu, host = self.geometry.gpu_alignment, self.host_alignment
         return {"gpu": gpu, "host": host, "both": max(gpu, host)}[self.tier]
+
+    @property
+    def host_alignment(self) -> int:
+        """Tokens to which a host hit counts: the full-attention chunk."""
+        return self.geometry.host_alignment(self.blocks_per_chunk)
+
+    @property
+    def peek(self) -> int:
+        """Tokens that the host's drafter groups match past a hit."""
+        return self.geometry.peek * self.blocks_per_chunk
+
+    def chunk(self, group: Group) -> int:
+        """Tokens of a host chunk of a group."""
+        return group.block * self.blocks_per_chunk
+
+
+@dataclass(frozen=True)
+class Case:
+    """A history on an engine, and how it is judged (see contract.py).
+
+    Attributes:
+        name: says what the case is about; the same in every release.
+        mode: "hits": requests one by one with room for all (L1 to L4, L6). "mixed":
+            the last send is served by both tiers together (L8). "crowded": many at
+            once with little room; the ledger and vLLM's assertions judge (L5).
+        delays: seed of the steps that each copy takes; crowded only.
+    """
+
+    name: str
+    mode: Literal["hits", "mixed", "crowded"]
+    setup: Setup
+    history: tuple[Event, ...]
+    delays: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The case as plain data, defaults left out."""
+        setup = _plain(self.setup)
+        setup["geometry"] = self.setup.geometry.name
+        return _plain(self) | {
+            "setup": setup,
+            "history": [_plain(event) for event in self.history],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Case":
+        """The case that `to_json` wrote.
+
+        Raises:
+            ValueError: it is none; the message says what is wrong with it.
+        """
+        try:
+            setup = dict(data["setup"])
+            geometry = GEOMETRIES[setup.pop("geometry")]
+            events = tuple(Event(**_tuples(event)) for event in data["history"])
+            rest = {k: v for k, v in data.items() if k not in ("setup", "history")}
+            case = cls(**rest, setup=Setup(geometry, **_tuples(setup)), history=events)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no case: {error!r}") from error
+        if case.mode not in MODES:
+            raise ValueError(f"no mode is named {case.mode!r}")
+        return case
+
+    @property
+    def digest(self) -> str:
+        """Names the case by what is played, whatever it is called."""
+        data = self.to_json() | {"name": ""}
+        text = json.dumps(data, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _plain(thing: Any) -> dict[str, Any]:
+    return {
+        f.name: value
+        for f in fields(thing)
+        if (value := getattr(thing, f.name)) != f.default or f.default is MISSING
+    }
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    """The same with a tuple for each list, at any depth."""
+
+    def turn(value: Any) -> Any:
+        return tuple(map(turn, value)) if isinstance(value, list) else value
+
+    return {key: turn(value) for key, value in data.items()}
 
 
 @dataclass
@@ -100,9 +198,22 @@ class Sent:
     stored_chunks: int
     output: list[int] = field(default_factory=list)
 
+    @property
+    def text(self) -> list[int]:
+        """The tokens that were computed: not the last one decoded."""
+        return self.tokens + self.output[:-1]
 
-def play(engine: Engine, history: Sequence[Event], tier: str = "both") -> list[Sent]:
-    """Play a history; returns its sends, in order."""
+
+def play(
+    engine: Engine,
+    history: Sequence[Event],
+    tier: str = "both",
+    after: Callable[[Sent], None] = lambda sent: None,
+) -> list[Sent]:
+    """Play a history; returns its sends, in order.
+
+    `after` is called after each send, when all its transfers are done.
+    """
     if tier == "gpu":
         engine.set_host(lookup=False, store=False)
     sent: list[Sent] = []
@@ -118,6 +229,7 @@ def play(engine: Engine, history: Sequence[Event], tier: str = "both") -> list[S
                 sent.append(
                     Sent(tokens, result.num_hit, result.stored_chunks, result.output)
                 )
+                after(sent[-1])
                 if tier == "host":
                     engine.reset_gpu()
             case "submit":
@@ -135,5 +247,7 @@ def play(engine: Engine, history: Sequence[Event], tier: str = "both") -> list[S
                 engine.reset_gpu(running=True)
             case "reset_host":
                 engine.reset_host()
+            case "host_off" | "host_on":
+                engine.set_host(lookup=event.kind == "host_on")
     engine.drain()
     return sent

@@ -1,9 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which law says what a request must hit, given the requests before it."""
+"""The laws: what a request must hit, and what the host may store for it.
 
-from collections.abc import Sequence
+`Laws` says which of L1 to L4 speaks of a send, given the sends before it. `positions`
+names where later requests can resume, for L6 and L7. Nothing here asks vLLM.
+"""
 
-from .history import Setup
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .history import Sent, Setup
+
+NAMES = {
+    "L1": "replay",
+    "L2": "extension",
+    "L3": "siblings",
+    "L4": "edit near the end",
+    "L5": "safety",
+    "L6": "never worse than stock",
+    "L7": "nothing useless",
+    "L8": "mixed tiers",
+}
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
@@ -18,8 +35,20 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
+@dataclass(frozen=True)
+class Demand:
+    """A law's demand on one send: `hit` tokens at least.
+
+    `excused`: what L4 would ask for if some earlier prompt had computed that position.
+    """
+
+    law: str
+    hit: int
+    excused: bool = False
+
+
 class Laws:
-    """Follows the requests of one engine and judges the next one's hits.
+    """Follows the sends of one engine and says what the next one must hit.
 
     L1 replay, L2 extension, L3 siblings, L4 edit near the end: such a request hits
     what dense retention hits, rounded down to the tier's alignment.
@@ -33,63 +62,126 @@ class Laws:
         self._near = self._align
         if setup.tier == "both":
             self._near = min(self._align, setup.geometry.gpu_alignment)
-        # A prompt and the whole text, decoded tokens too.
-        self._texts: list[tuple[list[int], list[int]]] = []
+        kinds = {group.kind for group in setup.geometry.groups}
+        # Only full attention's blocks show where a shared prefix ends.
+        self._has_junctions = "full" in kinds
+        # At an interval above 0 the store does not keep that position (it costs more
+        # than it brings); a Mamba group would keep a whole state for it.
+        self._has_edits = "mamba" not in kinds and (
+            setup.retention == 0 or setup.tier == "gpu"
+        )
+        self._sent: list[Sent] = []
         # Where one request parted from an earlier one, and in which text.
         self._junctions: list[tuple[int, list[int]]] = []
 
     def forget(self) -> None:
         """Every cache was emptied."""
-        self._texts.clear()
+        self._sent.clear()
         self._junctions.clear()
 
-    def law(self, tokens: list[int]) -> tuple[str, int | None] | None:
-        """The law that speaks of a prompt, and a limit to what it asks for, if any."""
-        shared = max((common_prefix(tokens, t) for _, t in self._texts), default=0)
+    def shared(self, tokens: Sequence[int]) -> int:
+        """Tokens that a prompt shares with some earlier text."""
+        return max((common_prefix(tokens, sent.text) for sent in self._sent), default=0)
+
+    def demand(self, tokens: list[int], dense_hit: int) -> Demand | None:
+        """The law that speaks of a prompt, and what it asks for; None if none does."""
+        shared = self.shared(tokens)
         if not shared:
             return None
+        mark = dense_hit // self._align * self._align
         limit = None
-        for prompt, text in self._texts:
-            if common_prefix(tokens, text) < shared:
+        for sent in self._sent:
+            if common_prefix(tokens, sent.text) < shared:
                 continue
-            if shared == len(tokens) and len(tokens) == len(prompt):
-                return "L1 replay", None
-            if shared == len(prompt):
-                return "L2 extension", None
-            if shared > len(prompt):
+            if shared == len(tokens) == len(sent.tokens):
+                return Demand("L1", mark)
+            if shared == len(sent.tokens):
+                return Demand("L2", mark)
+            if shared > len(sent.tokens):
                 # It repeats decoded text: the prompt's own boundary is owed.
-                peek = self._setup.geometry.peek * self._setup.blocks_per_chunk
-                limit = max(limit or 0, len(prompt) - peek)
+                limit = max(limit or 0, len(sent.tokens) - self._setup.peek)
         if limit is not None:
-            return "L2 turn", limit
-        if any(
+            return Demand("L2", min(dense_hit, limit) // self._align * self._align)
+        if self._has_junctions and any(
             place // self._near == shared // self._near
             and common_prefix(tokens, text) >= place // self._near * self._near
             for place, text in self._junctions
         ):
-            return "L3 siblings", None
-        retention = self._setup.retention
-        if retention == 0 or self._setup.tier == "gpu":
-            for prompt, text in self._texts:
-                if common_prefix(tokens, text) == shared and len(
-                    prompt
-                ) - self._align <= shared < len(prompt):
-                    return "L4 edit near the end", None
+            return Demand("L3", mark)
+        if self._has_edits:
+            near = [
+                sent
+                for sent in self._sent
+                if common_prefix(tokens, sent.text) == shared
+                and len(sent.tokens) - self._near <= shared < len(sent.tokens)
+            ]
+            # Who was served past that position never computed the tail below it.
+            excused = all(sent.hit > mark for sent in near)
+            return Demand("L4", mark, excused) if near else None
         return None
 
-    def want(self, tokens: list[int], dense_hit: int) -> tuple[str, int] | None:
-        """The law that speaks of a prompt and the tokens it must hit."""
-        found = self.law(tokens)
-        if found is None:
-            return None
-        name, limit = found
-        mark = dense_hit if limit is None else min(dense_hit, limit)
-        return name, mark // self._align * self._align
+    def add(self, sent: Sent) -> None:
+        """A send is done."""
+        shared = self.shared(sent.tokens)
+        if shared and shared < len(sent.tokens):
+            self._junctions.append((shared, sent.tokens))
+        self._sent.append(sent)
 
-    def add(self, prompt: list[int], output: list[int]) -> None:
-        """A request finished."""
-        shared = max((common_prefix(prompt, t) for _, t in self._texts), default=0)
-        if shared and shared < len(prompt):
-            self._junctions.append((shared, prompt))
-        # The last decoded token was never computed.
-        self._texts.append((prompt, prompt + output[:-1]))
+
+def positions(
+    setup: Setup, prompt: int, text: int, shared: Iterable[int]
+) -> dict[int, set[str]]:
+    """Where a later request can resume, as the host counts: position to its names.
+
+    Args:
+        setup: sparse retention.
+        prompt: tokens of the request's prompt.
+        text: the same with the decoded ones that were computed.
+        shared: tokens that it shares with earlier texts it parted from.
+    """
+    align = setup.host_alignment
+    peek = setup.peek
+    named: dict[int, set[str]] = defaultdict(set)
+
+    def name(word: str, tokens: int) -> int:
+        place = tokens // align * align
+        if place > 0:
+            named[place].add(word)
+        return place
+
+    extension = name("extension", prompt - peek)
+    name("resend", prompt - max(peek, 1))
+    kinds = {group.kind for group in setup.geometry.groups}
+    if setup.retention == 0 and "mamba" not in kinds:
+        name("edit", extension - align)
+    for place in shared:
+        junction = place // align * align
+        if junction + peek <= prompt:
+            name("junction", junction)
+            if peek:
+                name("junction", junction - align)
+    if not dict(setup.options).get("offload_prompt_only"):
+        name("turn", prompt)
+        if text > prompt:
+            name("finish", text - peek)
+    if setup.retention:
+        # The tail of a segment that the text only begins is there as far as it goes.
+        reach = max((g.window or 0 for g in setup.geometry.groups), default=0)
+        for place in range(setup.retention, text + reach + 1, setup.retention):
+            name("segment", place)
+    return dict(named)
+
+
+def tail(setup: Setup, position: int) -> set[tuple[int, int]]:
+    """(group, chunk) of each chunk but full attention's that serves a position."""
+    chunks = set()
+    for index, group in enumerate(setup.geometry.groups):
+        if group.kind == "full":
+            continue
+        size = setup.chunk(group)
+        last = position // size
+        window = 1 if group.kind == "mamba" else -(-(group.window - 1) // size)
+        chunks |= {(index, i) for i in range(max(last - window, 0), last)}
+        if group.eagle:
+            chunks.add((index, last))
+    return chunks

@@ -1,51 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fixed scenarios: one function per way in which a later request resumes.
 
-Each returns a history and the sends that a law speaks of. `findings` plays one with
-sparse and with dense retention and says where sparse hits less than it should.
+Each returns a named history; `fixed` puts them on a geometry at lengths around its
+alignment, as cases for contract.py.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from .geometry import Geometry
-from .history import Event, Setup, play
-
-TIERS = ("gpu", "host")
+from .history import Case, Event, Setup
+from .release_adapter import supports
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A history, and which of its sends have to hit what dense retention hits."""
+    """A named history."""
 
     name: str
     history: tuple[Event, ...]
-    judged: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A send that hits less with sparse retention than the law asks for."""
-
-    scenario: str
-    geometry: str
-    retention: int
-    tier: str
-    send: int
-    hit: int
-    want: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.geometry}, retention {self.retention}, {self.tier}: "
-            f"{self.scenario}: send {self.send} hits {self.hit} of {self.want}"
-        )
 
 
 def replay(length: int) -> Scenario:
     """The same prompt twice."""
     send = Event("send", ((1, length),))
-    return Scenario(f"replay of {length}", (send, send), (1,))
+    return Scenario(f"replay of {length}", (send, send))
 
 
 def extension(length: int, suffix: int) -> Scenario:
@@ -53,7 +32,6 @@ def extension(length: int, suffix: int) -> Scenario:
     return Scenario(
         f"{length} extended by {suffix}",
         (Event("send", ((1, length),)), Event("send", ((1, length), (2, suffix)))),
-        (1,),
     )
 
 
@@ -65,7 +43,22 @@ def edit_near_end(length: int, edited: int) -> Scenario:
             Event("send", ((1, length),)),
             Event("send", ((1, length - edited), (2, edited))),
         ),
-        (1,),
+    )
+
+
+def edit_of_replay(length: int, edited: int) -> Scenario:
+    """A prompt sent three times, the last time with its end changed."""
+    first, last = edit_near_end(length, edited).history
+    return Scenario(
+        f"last {edited} of {length} edited after a replay", (first, first, last)
+    )
+
+
+def truncation(length: int, kept: int) -> Scenario:
+    """A prompt, then its first `kept` tokens."""
+    return Scenario(
+        f"{length} cut to {kept}",
+        (Event("send", ((1, length),)), Event("send", ((1, kept),))),
     )
 
 
@@ -74,72 +67,198 @@ def siblings(shared: int, own: int, count: int = 4) -> Scenario:
     return Scenario(
         f"{count} siblings of {shared} + {own}",
         tuple(Event("send", ((1, shared), (2 + i, own))) for i in range(count)),
-        tuple(range(2, count)),
     )
 
 
-def conversation(length: int, turn: int, decoded: int, turns: int = 3) -> Scenario:
-    """Turns that each repeat the last one's prompt and output.
+def siblings_kept(shared: int, own: int, count: int = 4) -> Scenario:
+    """Two siblings on the GPU together; it is emptied before each later one."""
+    first = siblings(shared, own, count)
+    later = [x for send in first.history[2:] for x in (Event("reset_gpu"), send)]
+    return Scenario(f"{first.name}, two kept", (*first.history[:2], *later))
 
-    Nothing is judged against dense: see laws.py for what a turn must hit.
-    """
+
+def siblings_of_two_lengths(shared: int, shorter: int, own: int) -> Scenario:
+    """Siblings that part at one place, then siblings that part at an earlier one."""
+    first = siblings(shared, own, 3)
+    more = tuple(Event("send", ((1, shorter), (7 + i, own))) for i in range(2))
+    return Scenario(f"{first.name}, 2 of {shorter}", (*first.history, *more))
+
+
+def conversation(length: int, turn: int, decoded: int, turns: int = 3) -> Scenario:
+    """Turns that each repeat the last one's prompt and output."""
     first = Event("send", ((1, length),), max_tokens=decoded)
     more = tuple(
         Event("send", ((2 + i, turn),), follows=i, max_tokens=decoded)
         for i in range(turns - 1)
     )
-    return Scenario(f"{turns} turns of {length} + {turn}", (first, *more), ())
+    return Scenario(f"{turns} turns of {length} + {turn}", (first, *more))
 
 
-def fixed(geometry: Geometry) -> list[Scenario]:
-    """The scenarios every release is held to, at lengths around the alignment."""
-    a = geometry.gpu_alignment
-    base = 16 * a
-    return [
-        *(replay(base + d) for d in (-1, 0, 1, a // 4, a // 2, a - 1)),
-        *(extension(base + d, a) for d in (0, 1, a // 2)),
-        *(edit_near_end(base + d, 5) for d in (4, 14, a // 2)),
-        siblings(base + a // 3, 3 * a),
-        siblings(base, 3 * a),
-    ]
+def room(geometry: Geometry, history: Sequence[Event], tier: str) -> dict[str, int]:
+    """Engine options with which nothing that was sent has to make room.
+
+    A pool costs time to build and to empty, so it is no larger than it need be.
+    """
+    lengths: list[int] = []
+    for event in history:
+        if event.kind == "send":
+            before = 0 if event.follows is None else lengths[event.follows]
+            length = before + sum(size for _, size in event.parts) + event.max_tokens
+            lengths.append(length)
+    # L7 sends what no history names, alone and little longer.
+    longest = max(lengths, default=0) + 16 * geometry.gpu_alignment
+    kept = [longest] if tier == "host" else lengths
+    blocks, chunks = (
+        sum(-(-n // g.block) + 4 for n in texts for g in geometry.groups)
+        for texts in (kept, lengths)
+    )
+    return {"gpu_blocks": max(blocks, 2), "host_chunks": max(chunks, 1)}
 
 
-def hits(scenario: Scenario, setup: Setup) -> list[int]:
-    """Tokens hit by each send of a scenario."""
-    return [sent.hit for sent in play(setup.engine(), scenario.history, setup.tier)]
+def partly(length: int, kept: int, resumed: int) -> Scenario:
+    """The host holds a prompt, the GPU its beginning, and more of it comes back."""
+    return Scenario(
+        f"{resumed} of {length}, {kept} on the GPU",
+        (
+            Event("send", ((1, length),)),
+            Event("reset_gpu"),
+            Event("send", ((1, kept), (2, kept // 2))),
+            Event("send", ((1, resumed), (99, kept))),
+        ),
+    )
 
 
-def findings(
-    scenario: Scenario,
-    geometry: Geometry,
-    retentions: tuple[int, ...] = (0, 4096),
-    tiers: tuple[str, ...] = TIERS,
-    blocks_per_chunk: int = 1,
-    report: Callable[[str], None] = lambda line: None,
-) -> Iterator[Finding]:
-    """Compare sparse with dense retention on the tree in use."""
-    for tier in tiers:
-        dense = Setup(geometry, None, tier, blocks_per_chunk)
-        reference = hits(scenario, dense)
-        for retention in retentions:
-            setup = Setup(geometry, retention, tier, blocks_per_chunk)
-            got = hits(scenario, setup)
-            report(
-                f"{geometry.name:14} {tier:4} {retention:5} {scenario.name}: "
-                f"{got}, dense {reference}"
+def sparse_interval(geometry: Geometry, blocks_per_chunk: int = 1) -> int:
+    """A retention interval in tokens that short prompts reach."""
+    return 8 * geometry.gpu_alignment * blocks_per_chunk
+
+
+def _lengths(geometry: Geometry) -> tuple[int, int]:
+    """The alignment and a length that is no multiple of the interval, in tokens."""
+    return geometry.gpu_alignment, 11 * geometry.gpu_alignment
+
+
+def useful(geometry: Geometry) -> Iterator[Scenario]:
+    """The scenarios whose stored chunks are dropped one by one."""
+    a, base = _lengths(geometry)
+    yield replay(base + a // 2)
+    yield extension(base, a)
+    yield siblings(base + a // 3, 3 * a, 3)
+    yield conversation(base + 1, a + 3, a // 2 + 3, 2)
+
+
+def alone(geometry: Geometry) -> Iterator[Scenario]:
+    """The scenarios in which one tier serves."""
+    a, base = _lengths(geometry)
+    for d in (-1, 0, 1, a // 4, a - 1):
+        yield replay(base + d)
+    for d in (1, a // 2):
+        yield extension(base + d, a)
+    for d in (4, 14, a // 2):
+        yield edit_near_end(base + d, 5)
+    yield edit_of_replay(base + a // 2, 5)
+    yield truncation(base, 5 * a + 3)
+    yield siblings(base, 3 * a)
+    yield siblings_of_two_lengths(base + 3, 5 * a + 1, a)
+
+
+def together(geometry: Geometry) -> Iterator[Scenario]:
+    """The scenarios in which both tiers serve."""
+    a, base = _lengths(geometry)
+    yield siblings_kept(base + a // 3, 3 * a)
+    yield siblings_kept(base, 3 * a)
+
+
+def mixed(geometry: Geometry) -> Iterator[Scenario]:
+    """The scenarios in which a send is served by both tiers at once."""
+    a, base = _lengths(geometry)
+    yield partly(base, 9 * a, base)
+    yield partly(base + a // 2, 5 * a + 3, base + a // 2)
+    yield partly(base, 5 * a, 8 * a)
+
+
+def crowds(geometry: Geometry) -> Iterator[Case]:
+    """Fixed histories with too little room, aborts and resets."""
+    a, base = _lengths(geometry)
+    need = sum(-(-(base + a) // group.block) + 3 for group in geometry.groups)
+    prompts = [((1, 5 * a), (2 + i, 6 * a)) for i in range(5)]
+    many = tuple(Event("submit", parts, max_tokens=a) for parts in prompts)
+    steps = Event("step", count=3)
+    histories = {
+        "preemption": (*many, Event("drain"), Event("reset_gpu"), *many),
+        "aborts": (
+            *many,
+            Event("drain"),
+            Event("reset_gpu"),
+            *many,
+            steps,
+            *(x for i in (5, 8) for x in (Event("abort", count=i), steps)),
+            *many,
+            Event("step", count=1),
+            *(Event("abort", count=i) for i in (10, 11, 13)),
+        ),
+        "resets": (
+            *many,
+            steps,
+            Event("reset_gpu"),
+            *many,
+            Event("drain"),
+            Event("reset_host"),
+            *many,
+        ),
+    }
+    for name, history in histories.items():
+        for asynchronous in (False, True):
+            options = (
+                ("gpu_blocks", int(need * 1.3) + 8),
+                # All that is resumed is there, or the host is full.
+                ("host_chunks", need // 3 if asynchronous else need * 3),
+                ("max_num_batched_tokens", a * 3 + 5),
+                ("async_scheduling", asynchronous),
+                ("workers", 1 + asynchronous),
             )
-            if retention and tier == "host" and scenario.name.startswith("last "):
-                # Keeping that position in the host costs more than it brings.
-                continue
-            for send in scenario.judged:
-                want = reference[send] // setup.alignment * setup.alignment
-                if got[send] < want:
-                    yield Finding(
-                        scenario.name,
-                        geometry.name,
-                        retention,
-                        tier,
-                        send,
-                        got[send],
-                        want,
-                    )
+            words = f"{name}, asynchronous" if asynchronous else name
+            yield Case(words, "crowded", Setup(geometry, 0, options=options), history)
+
+
+def fixed(
+    geometry: Geometry, blocks_per_chunk: int = 1, some: bool = False
+) -> Iterator[tuple[Case, bool]]:
+    """The cases every release is held to, and whether L7 is asked.
+
+    `some`: the few that ask every law. None if the release cannot serve the geometry.
+    """
+    factor = blocks_per_chunk
+    if not supports(geometry, factor):
+        return
+    a, base = _lengths(geometry)
+    intervals = (0,)
+    if geometry.has_sliding_window:
+        intervals = (0, sparse_interval(geometry, factor))
+    suffix = f", {factor} blocks per chunk" if factor > 1 else ""
+
+    def case(
+        scenario: Scenario, retention: int | None, tier: str, mode: str = "hits", **more
+    ) -> Case:
+        options = room(geometry, scenario.history, tier) | more
+        setup = Setup(geometry, retention, tier, factor, tuple(options.items()))
+        return Case(scenario.name + suffix, mode, setup, scenario.history)
+
+    probed = list(useful(geometry))
+    rest = list(alone(geometry))[:: 3 if some else 1]
+    for scenario in (*probed, *rest):
+        for retention in intervals:
+            for tier in ("gpu", "host"):
+                yield case(scenario, retention, tier), scenario in probed
+    # Prefill in several steps, none of which ends where a tail does.
+    budget = {"max_num_batched_tokens": 3 * a + 5}
+    for scenario in (replay(base + a // 2), siblings(base + a // 3, 3 * a)):
+        chunked = replace(scenario, name=f"{scenario.name}, chunked prefill")
+        for tier in ("gpu", "host"):
+            yield case(chunked, 0, tier, **budget), False
+    for scenario in together(geometry):
+        for retention in intervals:
+            yield case(scenario, retention, "both"), False
+    for scenario in list(mixed(geometry))[:: 2 if some else 1]:
+        for retention in (*intervals, None):
+            yield case(scenario, retention, "both", "mixed"), False

@@ -17,8 +17,8 @@ from parity.geometry import (
     SMALL_NO_EAGLE,
     SPREAD,
 )
-from parity.history import Setup, cut, tokens_of
-from parity.laws import Laws, common_prefix
+from parity.history import cut, tokens_of
+from parity.laws import common_prefix
 from parity.prompts import prompt
 
 
@@ -178,32 +178,6 @@ def test_common_prefix_of_random_texts():
         while same < min(len(one), len(other)) and one[same] == other[same]:
             same += 1
         assert common_prefix(one, other) == same
-
-
-@pytest.mark.parametrize(
-    ("tokens", "law"),
-    [
-        (((1, 100),), "L1 replay"),
-        (((1, 100), (9, 50)), "L2 extension"),
-        (((1, 90), (9, 50)), "L4 edit near the end"),
-        (((1, 40), (9, 50)), None),
-        (((9, 50),), None),
-    ],
-)
-def test_which_law_speaks(tokens, law):
-    laws = Laws(Setup(SMALL, 0, "host"))
-    laws.add(tokens_of(((1, 100),)), [7])
-    found = laws.law(tokens_of(tokens))
-    assert (found and found[0]) == law
-
-
-def test_the_second_sibling_makes_a_junction_and_the_third_is_owed_it():
-    laws = Laws(Setup(SMALL, 0, "host"))
-    laws.add(tokens_of(((1, 300),)), [7])
-    assert laws.law(tokens_of(((1, 100), (2, 100)))) is None
-    laws.add(tokens_of(((1, 100), (2, 100))), [7])
-    assert laws.want(tokens_of(((1, 100), (3, 100))), 101) == ("L3 siblings", 96)
-    assert laws.law(tokens_of(((1, 200), (3, 100)))) is None
 
 
 def served(geometry, **options) -> Engine:

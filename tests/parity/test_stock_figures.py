@@ -109,7 +109,7 @@ def test_siblings(case):
 def test_edits_near_the_end(case):
     scenario = scenarios.edit_near_end(*case)
     hits = tuple(
-        scenarios.hits(scenario, Setup(GEMMA_NO_EAGLE, 0, tier))[1]
+        play(Setup(GEMMA_NO_EAGLE, 0, tier).engine(), scenario.history, tier)[1].hit
         for tier in ("gpu", "host")
     )
     assert hits == EDITS[VERSION][case]

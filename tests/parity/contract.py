@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays cases on the vLLM tree in use and judges the laws L1 to L8 (see laws.py)."""
+
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from . import release_adapter
+from .engine import Engine
+from .history import Case, Event, Sent, Setup, play
+from .laws import Laws, positions, tail
+from .prompts import prompt
+
+LAWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8")
+_PROBE_SEED = 1_000_000
+
+
+@dataclass
+class Verdict:
+    """What one law says of one case.
+
+    Attributes:
+        words: what is wrong; empty if nothing.
+        hits, stored: of each send, in tokens and in host chunks.
+        more: "checks", how often the law was asked; and what only some laws tell.
+    """
+
+    law: str
+    case: Case
+    words: list[str] = field(default_factory=list)
+    hits: list[int] = field(default_factory=list)
+    stored: list[int] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the law holds."""
+        return not self.words
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain data; `case` is the case's name and digest."""
+        setup = self.case.setup
+        return {
+            "release": release_adapter.version(),
+            "law": self.law,
+            "case": f"{self.case.name} [{self.case.digest}]",
+            "geometry": setup.geometry.name,
+            "retention": setup.retention,
+            "tier": setup.tier,
+            "ok": self.ok,
+            "words": self.words,
+            "hits": self.hits,
+            "stored": self.stored,
+            **self.more,
+        }
+
+
+def judge(case: Case, ledger: bool = True, useful: bool = False) -> list[Verdict]:
+    """Every law that speaks of a case.
+
+    Args:
+        case: what to play.
+        ledger: keep the books where room is ample, too (crowded cases always do).
+        useful: ask L7 as well, which sends a prompt per chunk stored.
+    """
+    if case.mode == "crowded":
+        return [_judge_crowded(case)]
+    if case.mode == "mixed":
+        return _judge_mixed(case, ledger)
+    verdicts = _judge_hits(case, ledger)
+    if useful and case.setup.tier == "host" and case.setup.retention is not None:
+        verdicts.append(_judge_useful(case))
+    return verdicts
+
+
+def figures(case: Case) -> dict[str, Any]:
+    """Hits and chunks stored of each send, which L6 compares with another tree's."""
+    sent, words = _outcome(case.setup.engine(), case, case.setup)
+    dense, _ = _dense(case.setup, case.history, False)
+    return {
+        "hits": [s.hit for s in sent],
+        "stored": [s.stored_chunks for s in sent],
+        "dense_stored": [s.stored_chunks for s in dense],
+        "words": words,
+    }
+
+
+# --- playing ---
+
+
+def _outcome(
+    engine: Engine,
+    case: Case,
+    setup: Setup,
+    history: tuple[Event, ...] | None = None,
+    after: Callable[[Sent], None] = lambda sent: None,
+) -> tuple[list[Sent], list[str]]:
+    """The sends up to where vLLM broke, if it did, and what is wrong."""
+    sent: list[Sent] = []
+
+    def note(one: Sent) -> None:
+        sent.append(one)
+        after(one)
+
+    words = []
+    try:
+        play(engine, case.history if history is None else history, setup.tier, note)
+        if engine.ledger is not None:
+            engine.check_at_rest()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        file = where.filename.rsplit("/", 1)[-1]
+        words.append(f"{type(error).__name__} in {file}:{where.name}: {error}")
+    if engine.ledger is not None:
+        words += engine.ledger.findings
+    return sent, words
+
+
+@lru_cache(maxsize=64)
+def _dense(
+    setup: Setup, history: tuple[Event, ...], ledger: bool
+) -> tuple[list[Sent], list[str]]:
+    setup = replace(setup, retention=None)
+    case = Case("dense", "hits", setup, history)
+    return _outcome(setup.engine(ledger=ledger), case, setup)
+
+
+def _marks(case: Case, ledger: bool) -> tuple[list[int], list[Sent], list[str]]:
+    """What dense retention hits per send, its sends, and what broke.
+
+    A host tier that is itself broken when dense must not set the mark: where both
+    tiers count in the same steps the GPU's dense hit counts for the host as well.
+    """
+    setup = case.setup
+    key = replace(setup, retention=None)
+    dense, words = _dense(key, case.history, ledger)
+    marks = [sent.hit for sent in dense]
+    if setup.tier == "host" and setup.blocks_per_chunk == 1:
+        other, _ = _dense(replace(key, tier="gpu"), case.history, False)
+        marks = [max(pair) for pair in zip(marks, (s.hit for s in other), strict=False)]
+    return marks, dense, [f"dense: {x}" for x in words]
+
+
+class _Stores:
+    """Follows which chunks the host gains with each send."""
+
+    def __init__(self, engine: Engine, setup: Setup) -> None:
+        self._engine = engine
+        self._laws = Laws(setup)
+        self._known: set[tuple[int, bytes]] = set()
+        # Per send: its (group, chunk)s, how many are none of its own, and the tokens
+        # shared with earlier texts it parted from.
+        self.new: list[set[tuple[int, int]]] = []
+        self.strange: list[int] = []
+        self.shared: list[list[int]] = []
+
+    def __call__(self, sent: Sent) -> None:
+        parts = self._engine.parts
+        now = {(group, key) for group, key, _, _ in parts.host_entries()}
+        new = now - self._known
+        self._known = now
+        own = set()
+        if new:
+            hashes = parts.block_hashes(sent.text)
+            for group, spec in enumerate(self._engine.geometry.groups):
+                size = len(sent.text) // (spec.block * parts.blocks_per_chunk)
+                own |= {
+                    (group, i)
+                    for i in range(size)
+                    if (group, bytes(parts.chunk_hash(hashes, group, i))) in new
+                }
+        shared = self._laws.shared(sent.tokens)
+        self.new.append(own)
+        self.strange.append(len(new) - len(own))
+        self.shared.append([shared] if 0 < shared < len(sent.tokens) else [])
+        self._laws.add(sent)
+
+
+# --- L1 to L4, and what is stored (L6) ---
+
+
+def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
+    setup = case.setup
+    engine = setup.engine(ledger=ledger)
+    stores = _Stores(engine, setup) if setup.tier != "gpu" else None
+    sent, words = _outcome(engine, case, setup, after=stores or (lambda sent: None))
+    marks, dense, dense_words = _marks(case, ledger)
+    hits = [s.hit for s in sent]
+    stored = [s.stored_chunks for s in sent]
+    verdicts = {}
+
+    def verdict(law: str) -> Verdict:
+        new = Verdict(law, case, [], hits, stored, {"checks": 0})
+        return verdicts.setdefault(law, new)
+
+    owed: list[int | None] = []
+    for number, (one, law) in enumerate(_demands(case, sent, marks)):
+        owed.append(None if law is None or law.excused else law.hit)
+        if law is None:
+            continue
+        here = verdict(law.law)
+        if law.excused:
+            here.more["excused"] = here.more.get("excused", 0) + 1
+            continue
+        here.more["checks"] += 1
+        if one.hit < law.hit:
+            here.words.append(
+                f"send {number} of {len(one.tokens)} tokens hits {one.hit} of {law.hit}"
+            )
+    if ledger or words or dense_words:
+        safe = verdict("L5")
+        safe.more["checks"] = 1
+        safe.words = words + dense_words
+    here = verdict("L6")
+    here.more |= {
+        "checks": 1,
+        "owed": owed,
+        "align": setup.alignment,
+        "dense_stored": [s.stored_chunks for s in dense],
+    }
+    if stores is not None and setup.retention is not None:
+        here.words = list(_stored_for_nothing(setup, sent, stores))
+    return list(verdicts.values())
+
+
+def _demands(case: Case, sent: list[Sent], marks: list[int]) -> Iterator[tuple]:
+    laws = Laws(case.setup)
+    number = 0
+    for event in case.history:
+        if event.kind == "reset_gpu" and case.setup.tier == "gpu":
+            laws.forget()
+        if event.kind == "reset_host":
+            laws.forget()
+        if event.kind != "send":
+            continue
+        if number >= min(len(sent), len(marks)):
+            return
+        one = sent[number]
+        yield one, laws.demand(one.tokens, marks[number])
+        laws.add(one)
+        number += 1
+
+
+def _stored_for_nothing(
+    setup: Setup, sent: list[Sent], stores: _Stores
+) -> Iterator[str]:
+    """Per send the chunks that belong to no named position."""
+    for number, (one, new) in enumerate(zip(sent, stores.new, strict=False)):
+        if strange := stores.strange[number]:
+            yield f"send {number} stores {strange} chunks that are not of its text"
+        named = positions(setup, len(one.tokens), len(one.text), stores.shared[number])
+        allowed = set().union(*(tail(setup, place) for place in named))
+        extra = sorted(
+            (group, i)
+            for group, i in new - allowed
+            if setup.geometry.groups[group].kind != "full"
+        )
+        if extra:
+            group, i = extra[0]
+            end = (i + 1) * setup.chunk(setup.geometry.groups[group])
+            yield (
+                f"send {number} of {len(one.tokens)} tokens stores {len(extra)} chunks "
+                f"of no named position: group {group} up to token {end}, …"
+            )
+
+
+# --- L7 ---
+
+
+def _judge_useful(case: Case) -> Verdict:
+    """Drop each chunk of each tail that was kept, and send whom it is for."""
+    setup = case.setup
+    engine = setup.engine()
+    stores = _Stores(engine, setup)
+    sent, words = _outcome(engine, case, setup, after=stores)
+    verdict = Verdict(
+        "L7", case, words, [s.hit for s in sent], [s.stored_chunks for s in sent]
+    )
+    exempt: Counter[str] = Counter()
+    verdict.more = {"checks": 0, "exempt": exempt}
+    if words:
+        return verdict
+    engine.set_host(store=False)
+    full = {i for i, g in enumerate(setup.geometry.groups) if g.kind == "full"}
+    for number, one in enumerate(sent):
+        new = {chunk for chunk in stores.new[number] if chunk[0] not in full}
+        exempt["full attention"] += len(stores.new[number]) - len(new)
+        if not new:
+            continue
+        held = set(engine.host_keys(one.text))
+        named = positions(setup, len(one.tokens), len(one.text), stores.shared[number])
+        useful: set[tuple[int, int]] = set()
+        for place, names in sorted(named.items()):
+            wanted = tail(setup, place)
+            if place + setup.peek > len(one.text):
+                # Kept before it is known whether decoded tokens complete the peek.
+                if names & {"segment", "turn"}:
+                    past = (wanted & new) - useful
+                    exempt["past the last complete peek"] += len(past)
+                    useful |= past
+                continue
+            if not wanted <= held or not wanted & new:
+                continue
+            useful |= wanted
+            verdict.more["checks"] += 1
+            what = (
+                f"send {number} of {len(one.tokens)} tokens, "
+                f"{' and '.join(sorted(names))} at {place}"
+            )
+            # One that parts right behind it; and the prompt, which may resume there.
+            fresh = prompt(_PROBE_SEED, setup.alignment + setup.peek + 1)
+            requests = [one.text[: place + setup.peek] + fresh]
+            if "resend" in names:
+                requests.append(one.tokens)
+            try:
+                words = list(_probe(engine, one, place, requests, wanted & new))
+            except Exception as error:
+                words = [f"{type(error).__name__}: {error}"]
+                break
+            finally:
+                verdict.words += [f"{what}: {x}" for x in words]
+        if useless := sorted(new - useful):
+            group, i = useless[0]
+            end = (i + 1) * setup.chunk(setup.geometry.groups[group])
+            verdict.words.append(
+                f"send {number} of {len(one.tokens)} tokens stores {len(useless)} "
+                f"chunks of no complete tail: group {group} up to token {end}, …"
+            )
+    return verdict
+
+
+def _probe(
+    engine: Engine,
+    sent: Sent,
+    place: int,
+    requests: list[list[int]],
+    chunks: set[tuple[int, int]],
+) -> Iterator[str]:
+    """Whether a kept position serves, and no longer without any one of its chunks.
+
+    `requests` are those that it is for; each chunk must count for one of them.
+    """
+    hashes = [engine.parts.block_hashes(tokens) for tokens in requests]
+
+    def hits() -> list[int]:
+        found = []
+        for tokens, known in zip(requests, hashes, strict=True):
+            engine.reset_gpu()
+            found.append(engine.run(tokens, hashes=known).num_hit)
+        return found
+
+    base = hits()
+    if max(base) < place:
+        yield f"kept and serves nobody, {max(base)} tokens hit"
+        return
+    own = engine.parts.block_hashes(sent.text)
+    idle = []
+    for group, i in sorted(chunks):
+        key = bytes(engine.parts.chunk_hash(own, group, i))
+        restore = engine.parts.drop_host_chunk(group, key)
+        if all(less >= full for less, full in zip(hits(), base, strict=True)):
+            idle.append((group, i))
+        restore()
+    if idle:
+        group, i = idle[0]
+        yield (
+            f"{max(base)} tokens hit without any one of {len(idle)} chunks, such as "
+            f"chunk {i} of group {group}, too"
+        )
+
+
+# --- L8 ---
+
+
+def _judge_mixed(case: Case, ledger: bool) -> list[Verdict]:
+    """The last send with both tiers, with the GPU alone, with the host alone."""
+    *before, last = case.history
+    last_hits = {}
+    words: list[str] = []
+    for served, event in (("both", None), ("gpu", "host_off"), ("host", "reset_gpu")):
+        history = (*before, *([Event(event)] if event else ()), last)
+        engine = case.setup.engine(ledger=ledger)
+        sent, wrong = _outcome(engine, case, case.setup, history)
+        words += [f"{served}: {x}" for x in wrong]
+        last_hits[served] = sent[-1].hit if sent else 0
+        if served == "both":
+            hits = [s.hit for s in sent]
+            stored = [s.stored_chunks for s in sent]
+    align = case.setup.alignment
+    want = max(last_hits["gpu"], last_hits["host"]) // align * align
+    mixed = Verdict("L8", case, [], hits, stored, {"checks": 1, **last_hits})
+    if last_hits["both"] < want and not words:
+        mixed.words.append(
+            f"the last send hits {last_hits['both']} of {want}: the GPU alone "
+            f"{last_hits['gpu']}, the host alone {last_hits['host']}"
+        )
+    verdicts = [mixed]
+    if ledger or words:
+        verdicts.append(Verdict("L5", case, words, hits, stored, {"checks": 1}))
+    return verdicts
+
+
+# --- L5 ---
+
+
+def _judge_crowded(case: Case) -> Verdict:
+    delays = random.Random(f"delays {case.delays}")
+    drafts = random.Random(f"drafts {case.delays}")
+    engine = case.setup.engine(
+        ledger=True,
+        transfer_delay=lambda: delays.choice((0, 0, 1, 3)),
+        accept=lambda: drafts.choice((0, 1, 2)),
+    )
+    sent, words = _outcome(engine, case, case.setup)
+    return Verdict(
+        "L5",
+        case,
+        words,
+        [s.hit for s in sent],
+        [s.stored_chunks for s in sent],
+        {"checks": 1},
+    )

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""L6, never worse than stock: compares figures of two trees. Needs no vLLM."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[str]:
+    """The sends of a case that hit less than on stock, in words.
+
+    `patched` is an L6 verdict, `stock` one or what `contract.figures` returns. Where
+    stock stores with sparse retention all that it stores with dense and the patched
+    tree does not, stock's hits have a price that sparse retention is there to avoid:
+    then a send need only hit what L1 to L4 ask for.
+    """
+    align = patched["align"]
+    ignores = (
+        stock["stored"] == stock["dense_stored"]
+        and patched["stored"] != patched["dense_stored"]
+    )
+    words = []
+    for number, (mine, theirs, owed) in enumerate(
+        zip(patched["hits"], stock["hits"], patched["owed"], strict=False)
+    ):
+        want = theirs // align * align
+        if ignores:
+            want = min(want, owed or 0)
+        if mine < want:
+            words.append(f"send {number} hits {mine}, on stock {want}")
+    return words

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each law says what it should, and finds a defect that is planted."""
+
+import json
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
+    OffloadingConnector,
+)
+from vllm.v1.kv_offload.base import get_offload_group_idx
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from parity import contract, fuzz, regressions, scenarios
+from parity.engine import Engine
+from parity.geometry import PURE_SWA, SMALL, SMALL_NO_EAGLE
+from parity.history import MODES, Case, Sent, Setup, tokens_of
+from parity.laws import Demand, Laws, positions, tail
+from parity.stock import below_stock
+
+# --- what the laws say ---
+
+
+def sent(parts, hit: int = 0, output: tuple[int, ...] = (7,)) -> Sent:
+    return Sent(tokens_of(parts), hit, 0, list(output))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "law"),
+    [
+        (((1, 100),), "L1"),
+        (((1, 100), (9, 50)), "L2"),
+        (((1, 90), (9, 50)), "L4"),
+        (((1, 40), (9, 50)), None),
+        (((9, 50),), None),
+    ],
+)
+def test_which_law_speaks(tokens, law):
+    laws = Laws(Setup(SMALL, 0, "host"))
+    laws.add(sent(((1, 100),)))
+    found = laws.demand(tokens_of(tokens), 96)
+    assert (found and found.law) == law
+
+
+def test_the_second_sibling_makes_a_junction_and_the_third_is_owed_it():
+    laws = Laws(Setup(SMALL, 0, "host"))
+    laws.add(sent(((1, 300),)))
+    assert laws.demand(tokens_of(((1, 100), (2, 100))), 96) is None
+    laws.add(sent(((1, 100), (2, 100))))
+    third = tokens_of(((1, 100), (3, 100)))
+    assert laws.demand(third, 101) == Demand("L3", 96)
+    assert laws.demand(tokens_of(((1, 200), (3, 100))), 192) is None
+
+
+def test_without_full_attention_nothing_shows_a_junction():
+    laws = Laws(Setup(PURE_SWA, 0, "gpu"))
+    laws.add(sent(((1, 300),)))
+    laws.add(sent(((1, 100), (2, 100))))
+    assert laws.demand(tokens_of(((1, 100), (3, 100))), 96) is None
+
+
+def test_an_edit_is_excused_where_nobody_computed_its_position():
+    laws = Laws(Setup(SMALL_NO_EAGLE, 0, "host"))
+    edited = tokens_of(((1, 330), (2, 20)))
+    laws.add(sent(((1, 350),), hit=340))
+    assert laws.demand(edited, 320) == Demand("L4", 320, excused=True)
+    laws.add(sent(((1, 350),), hit=320))
+    assert laws.demand(edited, 320) == Demand("L4", 320)
+
+
+def test_an_edit_is_not_owed_on_the_host_at_an_interval_above_0():
+    for tier, law in (("gpu", "L4"), ("host", None)):
+        laws = Laws(Setup(SMALL_NO_EAGLE, 256, tier))
+        laws.add(sent(((1, 350),)))
+        found = laws.demand(tokens_of(((1, 330), (2, 20))), 320)
+        assert (found and found.law) == law
+
+
+def test_a_turn_is_owed_the_boundary_of_the_prompt():
+    laws = Laws(Setup(SMALL_NO_EAGLE, 0, "host"))
+    one = sent(((1, 100),), output=tuple(range(1, 81)))
+    laws.add(one)
+    assert laws.demand([*one.text, 5], 160) == Demand("L2", 96)
+
+
+def test_the_positions_of_a_prompt():
+    setup = Setup(SMALL, 0, "host")
+    assert positions(setup, 355, 355, [200]) == {
+        288: {"edit"},
+        320: {"extension", "resend"},
+        352: {"turn"},
+        192: {"junction"},
+        160: {"junction"},
+    }
+    prompts_only = (("offload_prompt_only", True),)
+    sparse = Setup(SMALL_NO_EAGLE, 256, "host", options=prompts_only)
+    assert positions(sparse, 352, 352, []) == {
+        352: {"extension"},
+        320: {"resend"},
+        256: {"segment"},
+    }
+
+
+def test_a_tail_is_what_a_window_needs_and_the_peek_block():
+    assert tail(Setup(SMALL, 0), 64) == {
+        (1, 6), (1, 7), (2, 6), (2, 7), (2, 8), (3, 30), (3, 31),
+        (4, 12), (4, 13), (4, 14), (4, 15),
+    }  # fmt: skip
+    assert tail(Setup(PURE_SWA, 0, blocks_per_chunk=2), 64) == {(0, 0), (0, 1), (0, 2)}
+
+
+# --- cases ---
+
+
+def test_a_case_is_what_its_json_says():
+    for mode in MODES:
+        for case in fuzz.sample(5, 3, (mode,)):
+            again = Case.from_json(json.loads(json.dumps(case.to_json())))
+            assert again == case
+            assert again.digest == case.digest
+    with pytest.raises(ValueError, match="no case"):
+        Case.from_json({"name": "x"})
+
+
+def test_a_seed_is_a_sample():
+    assert fuzz.sample(8, 1) == fuzz.sample(8, 1)
+    assert fuzz.sample(8, 1) != fuzz.sample(8, 2)
+
+
+def test_a_regression_is_read_as_it_was_written(tmp_path):
+    (case,) = fuzz.sample(1, 5)
+    path = regressions.write("1.2.3", "L1", case, ["a word"], tmp_path)
+    (again,) = regressions.read(tmp_path)
+    assert again.digest == case.digest
+    assert again.name == f"regression {path.stem}"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=path.name):
+        list(regressions.read(tmp_path))
+
+
+# --- planted defects ---
+
+
+def broken(case: Case, useful: bool = False) -> dict[str, list[str]]:
+    """What the laws find, by law."""
+    return {v.law: v.words for v in contract.judge(case, useful=useful) if v.words}
+
+
+def fixed(name: str, retention: int = 0, tier: str = "host") -> Case:
+    return next(
+        case
+        for case, _ in scenarios.fixed(SMALL_NO_EAGLE)
+        if case.name == name
+        and (case.setup.retention, case.setup.tier) == (retention, tier)
+    )
+
+
+@pytest.fixture
+def sparse_engines(monkeypatch):
+    """Change each engine with sparse retention as it is built."""
+
+    def change(how) -> None:
+        real = Setup.engine
+
+        def engine(self, **more):
+            built = real(self, **more)
+            if self.retention is not None:
+                how(built)
+            return built
+
+        contract._dense.cache_clear()
+        monkeypatch.setattr(Setup, "engine", engine)
+
+    return change
+
+
+def losing(pick):
+    """The host never takes the chunks that `pick` picks of group 1's."""
+
+    def change(engine: Engine) -> None:
+        manager = engine.parts.manager
+        store = manager.prepare_store
+
+        def prepare_store(keys, *args, **kwargs):
+            keys = list(keys)
+            lost = pick([key for key in keys if get_offload_group_idx(key) == 1])
+            return store([k for k in keys if k not in lost], *args, **kwargs)
+
+        manager.prepare_store = prepare_store
+
+    return change
+
+
+def test_l1_l2_and_l4_find_a_lost_chunk(sparse_engines):
+    cases = {
+        "L1": fixed("replay of 353"),
+        "L2": fixed("353 extended by 32"),
+        "L4": fixed("last 5 of 366 edited"),
+    }
+    for case in cases.values():
+        assert not broken(case)
+    sparse_engines(losing(lambda keys: keys[-1:]))
+    for law, case in cases.items():
+        assert "of 352" in broken(case)[law][0]
+
+
+def test_l3_finds_a_lost_chunk(sparse_engines):
+    case = fixed("4 siblings of 362 + 96, two kept", tier="both")
+    assert "L3" not in broken(case)
+    sparse_engines(losing(lambda keys: keys[:1]))
+    assert "hits 0 of 352" in broken(case)["L3"][0]
+
+
+def test_l5_finds_a_load_of_the_wrong_bytes(monkeypatch):
+    (case, *_) = scenarios.crowds(SMALL_NO_EAGLE)
+    real = Setup.engine
+
+    def engine(self, **more):
+        built = real(self, **more)
+        built.ranks[0].spoil = lambda is_store, block, chunk: is_store
+        return built
+
+    monkeypatch.setattr(Setup, "engine", engine)
+    assert any("does not hold" in words for words in broken(case)["L5"])
+
+
+def test_l5_finds_what_vllm_raises(monkeypatch):
+    def lookup(*args, **kwargs):
+        raise KeyError("planted")
+
+    case = fixed("replay of 353")
+    monkeypatch.setattr(CPUOffloadingManager, "lookup", lookup)
+    contract._dense.cache_clear()
+    assert "KeyError in test_contract.py:lookup" in broken(case)["L5"][0]
+    contract._dense.cache_clear()
+
+
+def test_l6_and_l7_find_a_chunk_that_nobody_needs(monkeypatch):
+    case = fixed("replay of 368", 256)
+    assert not broken(case, useful=True)
+    real = Setup.engine
+
+    def engine(self, **more):
+        return real(Setup(self.geometry, None, self.tier, 1, self.options), **more)
+
+    monkeypatch.setattr(Setup, "engine", engine)
+    found = broken(case, useful=True)
+    assert "of no named position" in found["L6"][0]
+    assert "of no complete tail" in found["L7"][0]
+
+
+def test_l7_finds_a_tail_that_misses_a_chunk(sparse_engines):
+    case = fixed("replay of 368")
+    sparse_engines(losing(lambda keys: keys[-1:]))
+    assert any("of no complete tail" in x for x in broken(case, useful=True)["L7"])
+
+
+def test_l7_finds_a_tail_without_which_as_much_is_hit(monkeypatch):
+    case = fixed("replay of 368")
+    longer = {352: tail(Setup(SMALL_NO_EAGLE, 0), 352) | {(1, 39)}}
+    assert longer[352] > tail(Setup(SMALL_NO_EAGLE, 0), 352)
+    monkeypatch.setattr(
+        contract, "tail", lambda setup, place: longer.get(place) or tail(setup, place)
+    )
+    words = broken(case, useful=True)["L7"]
+    assert any("at 352" in x and "without any one of 1 chunks" in x for x in words)
+
+
+def test_l8_finds_a_host_that_adds_nothing_to_the_gpu(monkeypatch):
+    cases = [c for c, _ in scenarios.fixed(SMALL_NO_EAGLE) if c.mode == "mixed"]
+    assert not any(broken(case) for case in cases)
+    real = OffloadingConnector.get_num_new_matched_tokens
+
+    def matched(self, request, num_computed_tokens):
+        if num_computed_tokens:
+            return 0, False
+        return real(self, request, num_computed_tokens)
+
+    monkeypatch.setattr(OffloadingConnector, "get_num_new_matched_tokens", matched)
+    found = [broken(case) for case in cases]
+    assert any("the host alone" in words for x in found for words in x.get("L8", ()))
+
+
+def test_l6_compares_with_stock():
+    mine = {
+        "hits": [0, 320, 352, 0],
+        "stored": [9, 0, 0, 0],
+        "dense_stored": [30, 0, 0, 0],
+        "owed": [None, 352, 352, None],
+        "align": 32,
+    }
+    stock = {**mine, "hits": [0, 351, 400, 63]}
+    assert below_stock(mine, stock) == [
+        "send 2 hits 352, on stock 384",
+        "send 3 hits 0, on stock 32",
+    ]
+    dense = {**stock, "stored": [30, 0, 0, 0]}
+    # It stores all that dense retention does: only what the laws ask for counts.
+    assert below_stock(mine, dense) == []
+    dense["hits"] = [0, 352, 400, 63]
+    assert below_stock(mine, dense) == ["send 1 hits 320, on stock 352"]
+
+
+def test_the_fuzzer_finds_a_lost_chunk_and_shrinks_it(sparse_engines):
+    sparse_engines(losing(lambda keys: keys[-1:]))
+    found = []
+    run = fuzz.Fuzz(60, 0, ("hits",), (SMALL_NO_EAGLE,))
+    run.run(lambda failure: found.append(failure))
+    (failure,) = found
+    assert failure.words == broken(failure.case)[failure.law]
+    assert len(failure.case.history) <= 3
