@@ -78,10 +78,7 @@ bench: $(TOOLS)/.ready ## Measure what the host tier costs, stock and patched
 clean: ## Remove the built trees and reports, keep the tools and the downloads
 	$(call takes,)$(HOST_PYTHON) scripts/clean.py
 
-distbench: $(TOOLS)/.ready ## Measure what the host tier costs, stock and patched
-	$(call takes,RELEASE)$(RUN) scripts/bench.py $(RELEASE_ARG)
-
-clean: ## Remove everything that was built or downloaded
+distclean: ## Remove everything that was built or downloaded
 	$(call takes,)$(HOST_PYTHON) scripts/clean.py --all
 
 $(TOOLS)/.ready: pyproject.toml scripts/tools_venv.py
