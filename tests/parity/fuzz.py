@@ -25,6 +25,7 @@ from .geometry import (
     SMALL,
     SMALL_NO_EAGLE,
     SPREAD,
+    STATES,
     Geometry,
 )
 from .history import MODES, Case, Event, Parts, Setup, cut
@@ -46,6 +47,7 @@ GEOMETRIES = tuple(
         PURE_SWA,
         GEMMA,
         *SPREAD,
+        *STATES,
     )
     if supports(geometry)
 )

@@ -17,6 +17,7 @@ from .geometry import (
     SMALL,
     SMALL_NO_EAGLE,
     SPREAD,
+    STATES,
     Geometry,
 )
 from .history import Case
@@ -40,7 +41,7 @@ _FIXED = (
     (SMALL, 4, True),
     (GPT_OSS, 2, True),
     (GPT_OSS, 4, True),
-    *((geometry, 1, True) for geometry in SPREAD),
+    *((geometry, 1, True) for geometry in (*SPREAD, *STATES)),
 )
 _CROWDED = (SMALL, GPT_OSS, EXAONE_SWA)
 _QUICK = (SMALL, GPT_OSS)
