@@ -31,7 +31,7 @@ from .geometry import (
 from .history import MODES, Case, Event, Parts, Setup, cut
 from .peer import Peer
 from .release_adapter import supports
-from .scenarios import room, sparse_interval
+from .scenarios import retentions, room
 from .stock import below_stock
 
 # The first is what a failure is shrunk to, if it fails there as well.
@@ -147,10 +147,8 @@ class _Maker:
 def _setup(draw: Any, geometries: Sequence[Geometry]) -> Setup:
     geometry = draw(st.sampled_from(geometries))
     factor = draw(st.sampled_from([f for f in (1, 2, 4) if supports(geometry, f)]))
-    retentions = [0]
-    if geometry.has_sliding_window:
-        retentions.append(sparse_interval(geometry, factor))
-    return Setup(geometry, draw(st.sampled_from(retentions)), "host", factor)
+    retention = draw(st.sampled_from(retentions(geometry, factor)))
+    return Setup(geometry, retention, "host", factor)
 
 
 @st.composite

@@ -77,6 +77,8 @@ def plan(
         cases += ((case, False) for case in fuzz.sample(sample, seed, geometries=drawn))
     for case in regressions.read():
         setup = case.setup
-        if wanted(setup.geometry) and supports(setup.geometry, setup.blocks_per_chunk):
+        if wanted(setup.geometry) and supports(
+            setup.geometry, setup.blocks_per_chunk, setup.retention
+        ):
             cases.append((case, True))
     return cases

@@ -133,6 +133,12 @@ def sparse_interval(geometry: Geometry, blocks_per_chunk: int = 1) -> int:
     return 8 * geometry.gpu_alignment * blocks_per_chunk
 
 
+def retentions(geometry: Geometry, blocks_per_chunk: int = 1) -> list[int | None]:
+    """The sparse retentions that the release takes; dense where it takes none."""
+    sparse = (0, sparse_interval(geometry, blocks_per_chunk))
+    return [r for r in sparse if supports(geometry, blocks_per_chunk, r)] or [None]
+
+
 def _lengths(geometry: Geometry) -> tuple[int, int]:
     """The alignment and a length that is no multiple of the interval, in tokens."""
     return geometry.gpu_alignment, 11 * geometry.gpu_alignment
@@ -232,9 +238,7 @@ def fixed(
     if not supports(geometry, factor):
         return
     a, base = _lengths(geometry)
-    intervals = (0,)
-    if geometry.has_sliding_window:
-        intervals = (0, sparse_interval(geometry, factor))
+    intervals = retentions(geometry, factor)
     suffix = f", {factor} blocks per chunk" if factor > 1 else ""
 
     def case(
@@ -255,10 +259,10 @@ def fixed(
     for scenario in (replay(base + a // 2), siblings(base + a // 3, 3 * a)):
         chunked = replace(scenario, name=f"{scenario.name}, chunked prefill")
         for tier in ("gpu", "host"):
-            yield case(chunked, 0, tier, **budget), False
+            yield case(chunked, intervals[0], tier, **budget), False
     for scenario in together(geometry):
         for retention in intervals:
             yield case(scenario, retention, "both"), False
     for scenario in list(mixed(geometry))[:: 2 if some else 1]:
-        for retention in (*intervals, None):
+        for retention in dict.fromkeys((*intervals, None)):
             yield case(scenario, retention, "both", "mixed"), False
