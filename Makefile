@@ -27,7 +27,8 @@ takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check \
-	test proof lint parity fuzz sweep bench clean distclean
+	test proof lint parity fuzz sweep bench mutants \
+	clean distclean
 
 help: ## List the targets (default)
 	echo "usage: make TARGET [RELEASE=0.33.0] [VLLM=path to a git checkout] [PYTHON=interpreter with vllm installed]"
@@ -74,6 +75,9 @@ sweep: $(TOOLS)/.ready ## Compare the hits of resent prompts of all lengths with
 
 bench: $(TOOLS)/.ready ## Measure what the host tier costs, stock and patched
 	$(call takes,RELEASE)$(RUN) scripts/bench.py $(RELEASE_ARG)
+
+mutants: $(TOOLS)/.ready ## Plant defects in the patched trees: each must break a law
+	$(call takes,RELEASE)$(RUN) scripts/mutants.py $(RELEASE_ARG)
 
 clean: ## Remove the built trees and reports, keep the tools and the downloads
 	$(call takes,)$(HOST_PYTHON) scripts/clean.py

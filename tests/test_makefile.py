@@ -15,8 +15,8 @@ from conftest import MASK, NEW, ROOT, World, git
 
 TARGETS = (
     *("help", "apply", "fetch", "status", "unapply", "edit", "export", "check"),
-    *("test", "proof", "lint", "parity", "fuzz", "sweep", "bench", "clean"),
-    "distclean",
+    *("test", "proof", "lint", "parity", "fuzz", "sweep", "bench", "mutants"),
+    *("clean", "distclean"),
 )
 
 

@@ -13,7 +13,7 @@ it broke.
 import json
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,14 @@ class Job:
 
     tree: Tree
     arguments: tuple[str, ...]
+
+
+class Broken(UserError):
+    """A run that did not end as it should; ``why`` is what it said last."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 @dataclass
@@ -102,6 +110,10 @@ class Runner:
         accepted: the exit statuses of a run that did not break. Those of a subcommand
             that reports findings are 0 and 1.
         unit: what a record is called on the bar.
+        show: whether there is a bar.
+        until: a run ends at once, its status 0, with the first record for which this
+            is true.
+        timeout_s: a run that takes longer is broken.
     """
 
     def __init__(
@@ -111,13 +123,17 @@ class Runner:
         *,
         accepted: Sequence[int] = (0,),
         unit: str = "record",
-        environment: Mapping[str, str] | None = None,
+        show: bool = True,
+        until: Callable[[dict[str, Any]], bool] | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self._python = python
         self._jobs = jobs
         self._accepted = accepted
         self._unit = unit
-        self._environment = dict(environment or {})
+        self._show = show
+        self._until = until
+        self._timeout_s = timeout_s
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -129,7 +145,10 @@ class Runner:
             UserError: one broke; the message ends with what it said last.
         """
         with (
-            tqdm(unit=f" {self._unit}s", disable=None, total=0) as bar,
+            # None: on a terminal only.
+            tqdm(
+                unit=f" {self._unit}s", disable=None if self._show else True, total=0
+            ) as bar,
             ThreadPoolExecutor(self._jobs) as pool,
         ):
             tasks = [pool.submit(self._one, job, bar) for job in work]
@@ -147,7 +166,7 @@ class Runner:
             process = subprocess.Popen(
                 [self._python, "-m", "parity", *job.arguments],
                 cwd=ROOT,
-                env=variables(job.tree.path, self._python) | self._environment,
+                env=variables(job.tree.path, self._python),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -156,40 +175,60 @@ class Runner:
             self._running.add(process)
         ended = Ended(job)
         complaints: list[str] = []
+        timer = threading.Timer(self._timeout_s or 0, process.kill)
+        if self._timeout_s:
+            timer.start()
+        enough = False
         with process:
             reader = threading.Thread(target=lambda: complaints.extend(process.stderr))
             reader.start()
             for line in process.stdout:
-                self._take(line, ended, bar)
+                if self._take(line, ended, bar):
+                    enough = True
+                    process.kill()
+                    break
             reader.join()
-        ended.status = process.returncode
+        late = self._timeout_s is not None and timer.finished.is_set()
+        timer.cancel()
         with self._lock:
             self._running.discard(process)
-        broken = ended.status not in self._accepted or (
-            # An uncaught exception ends with 1, as findings do.
-            any(line.startswith("Traceback ") for line in complaints)
-        )
-        if broken and not self._stopped:
+        if enough:
+            return ended
+        ended.status = process.returncode
+        if late:
+            self._break(job, f"it did not end in {self._timeout_s:.0f} s")
+        # An uncaught exception ends with 1, as findings do.
+        if ended.status not in self._accepted or any(
+            line.startswith("Traceback ") for line in complaints
+        ):
             last = next((x for x in reversed(complaints) if x.strip()), "no message")
-            raise UserError(
-                f"the simulation broke on {shown(job.tree.path)}: {last.strip()}; try "
-                f"`python -m parity {' '.join(job.arguments)}` with "
-                f"PYTHONPATH={job.tree.path}:{_TESTS}"
-            )
+            self._break(job, last.strip())
         return ended
 
-    def _take(self, line: str, ended: Ended, bar: tqdm) -> None:
+    def _break(self, job: Job, why: str) -> None:
+        if self._stopped:
+            return
+        raise Broken(
+            f"the simulation broke on {shown(job.tree.path)}: {why}; try "
+            f"`python -m parity {' '.join(job.arguments)}` with "
+            f"PYTHONPATH={job.tree.path}:{_TESTS}",
+            why,
+        )
+
+    def _take(self, line: str, ended: Ended, bar: tqdm) -> bool:
+        """Take a line in; whether it is the one to end with."""
         if not line.startswith("{"):
             ended.said.append(line.rstrip("\n"))
-            return
+            return False
         record = json.loads(line)
         with self._lock:
             if record.keys() == {"total"}:
                 bar.total += record["total"]
                 bar.refresh()
-                return
+                return False
             bar.update()
         ended.records.append({"tree": ended.job.tree.label, **record})
+        return self._until is not None and self._until(ended.records[-1])
 
     def _stop(self) -> None:
         with self._lock:

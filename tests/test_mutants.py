@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants: what is changed, where they stand, and when one counts as noticed."""
+
+import ast
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import mutants as script
+from conftest import NEW, World, git
+from offload_parity import build_tree, mutants, release, simulation
+from offload_parity.errors import UserError
+from offload_parity.mutants import DECIDING, Mutant, Overlay
+
+SOURCE = '''\
+def other(a, b):
+    return a < b
+
+
+def kept(a, b):
+    """It's größer < kleiner."""
+    assert a < b
+    if a <= b and b:
+        return [x for x in a if x == b]
+    return a - (b if a is None else 1)
+'''
+
+
+def changed(source: str) -> dict[str, str]:
+    function = next(
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == "kept"
+    )
+    return dict(mutants.mutate(source, function))
+
+
+def test_comparisons_sums_and_conditions_change_one_at_a_time() -> None:
+    found = changed(SOURCE)
+    assert set(found) == {
+        "kept: a <= b => a < b",
+        "kept: a <= b and b => not (a <= b and b)",
+        "kept: x == b => x != b",
+        "kept: a - (b if a is None else 1) => a + (b if a is None else 1)",
+        "kept: a is None => not a is None",
+    }
+    one = found["kept: a <= b => a < b"]
+    assert one == SOURCE.replace("a <= b and", "(a < b) and")
+    for text in found.values():
+        compile(text, "x", "exec")
+        assert text.count("\n") == SOURCE.count("\n") and "größer" in text
+
+
+def test_the_same_change_at_two_places_has_two_names() -> None:
+    source = "def kept(a):\n    return a + 1, a + 1\n"
+    assert set(changed(source)) == {
+        "kept: a + 1 => a - 1",
+        "kept: a + 1 => a - 1 (no. 2)",
+    }
+
+
+def deciding(folder: Path) -> Path:
+    """A tree with the files and functions that decide in a release."""
+    for path, names in DECIDING.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for name in names[:1]:
+            *classes, last = name.split(".")
+            lines += [f"class {each}:" for each in classes]
+            body = f"def {last}(a):\n    return a < 1\n"
+            lines.append(textwrap.indent(body, "    ") if classes else body)
+        file.write_text("\n".join(lines))
+    (folder / "vllm" / "__init__.py").write_text("here = 1\n")
+    (folder / ".git").write_text("")
+    return folder
+
+
+def test_functions_are_found_by_name_in_either_release(tmp_path) -> None:
+    tree = deciding(tmp_path / "tree")
+    assert [m.name for m in mutants.mutants(tree)] == [
+        "replay_boundaries: a < 1 => a <= 1",
+        "reachable_block_mask: a < 1 => a <= 1",
+        "_reachable_boundaries: a < 1 => a <= 1",
+    ]
+    next(tree.rglob("kv_cache_coordinator.py")).write_text("def renamed(): pass\n")
+    with pytest.raises(UserError, match="has none of replay_boundaries: name what"):
+        mutants.mutants(tree)
+
+
+def test_overlay_shows_one_changed_file_and_leaves_the_tree_alone(tmp_path) -> None:
+    tree = deciding(tmp_path / "tree")
+    overlay = Overlay(tmp_path / "over", tree)
+    one, two = list(DECIDING)[:2]
+    before = (tree / one).read_text()
+    times = set()
+    for path, text in ((one, "first\n"), (two, "second\n"), (one, "third\n")):
+        overlay.plant(Mutant("m", path, text))
+        times.add((overlay.path / path).stat().st_mtime)
+        for other in DECIDING:
+            shown = (overlay.path / other).read_text()
+            assert shown == (text if other == path else (tree / other).read_text())
+    assert len(times) == 3  # or Python would take the bytecode of another
+    overlay.plant(None)
+    assert (overlay.path / one).read_text() == before == (tree / one).read_text()
+    assert (overlay.path / "vllm" / "__init__.py").read_text() == "here = 1\n"
+    assert not (overlay.path / ".git").exists()
+
+
+def test_a_patch_is_taken_out_and_what_builds_on_it(world: World) -> None:
+    wanted = release.get(NEW)
+    tree = build_tree.repo(build_tree.ensure_patched(wanted))
+    before = git(tree.path, "for-each-ref")
+    # 0002 changes lines that 0001 made, 0003 a line of it; 0004 only the test.
+    found = mutants.without(tree, wanted, 2)
+    assert found.patch.startswith("0003-") and found.dropped == ()
+    titles = git(tree.path, "log", "--format=%s", f"base..{found.commit}")
+    assert (
+        titles.splitlines()[0] == "[Test] Only a test" and len(titles.splitlines()) == 3
+    )
+    first = mutants.without(tree, wanted, 0)
+    assert first.dropped and first.dropped[-1].startswith("0003-")
+    assert mutants.below(tree, wanted, 2).dropped == (
+        next(p.name for p in wanted.folder.glob("0004-*")),
+    )
+    assert git(tree.path, "for-each-ref") == before
+    assert git(tree.path, "status", "--porcelain") == ""
+
+
+def test_excuses_are_read_and_checked(world: World) -> None:
+    wanted = release.get(NEW)
+    assert mutants.excuses(wanted) == mutants.Excuses()
+    path = wanted.folder / "mutants.toml"
+    path.write_text('[survivors]\n"f: a < b => a <= b" = "never equal"\n')
+    assert mutants.excuses(wanted).survivors == {"f: a < b => a <= b": "never equal"}
+    path.write_text("[surviors]\n")
+    with pytest.raises(UserError, match=r"mutants.toml: .*surviors.*; mend the file"):
+        mutants.excuses(wanted)
+
+
+def record(words: list[str], ok: bool | None = None) -> dict:
+    return {
+        "law": "L1", "geometry": "g", "retention": 0, "tier": "host", "case": "c",
+        "words": words, "ok": not words if ok is None else ok,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def judged(monkeypatch, tmp_path):
+    """Runs of the laws that say what a test wants them to."""
+
+    def judge(*runs: list[dict]) -> tuple[script.Judge, list[str | None]]:
+        told = iter(runs)
+
+        class Told:
+            def __init__(self, *_, until=None, **__):
+                self.until = until
+
+            def run(self, jobs):
+                return [SimpleNamespace(records=next(told))]
+
+        monkeypatch.setattr(script, "Runner", Told)
+        found = script.Judge(SimpleNamespace(python=Path("/x")), tmp_path)
+        return found, [found.killer(tmp_path) for _ in runs[1:]]
+
+    return judge
+
+
+def test_what_the_laws_find_anyway_kills_nothing(judged) -> None:
+    old, new = record(["known"]), record(["new"])
+    found, killers = judged([record([]), old], [old], [old, new], [record([])])
+    assert killers == [None, "L1 g, 0, host: c: new", None]
+    assert found.known == {"L1 g, 0, host: c: known"}
+
+
+def test_a_verdict_says_what_became_of_a_mutant() -> None:
+    assert "SURVIVED  x" in str(script.Verdict("x", None))
+    assert "excused   x\n" in str(script.Verdict("x", None, "equivalent"))
+    assert "by L1" in str(script.Verdict("x", "L1 …"))
+
+
+def test_a_run_ends_with_the_first_finding(tmp_path) -> None:
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/bin/sh\necho "{\\"n\\": 1}"\necho "{\\"n\\": 2}"\nexec sleep 60\n'
+    )
+    python.chmod(0o755)
+    job = simulation.Job(simulation.Tree("m", tmp_path), ("laws",))
+    runner = simulation.Runner(python, 1, until=lambda r: r["n"] == 2, show=False)
+    (ended,) = runner.run([job])
+    assert [r["n"] for r in ended.records] == [1, 2]
+    with pytest.raises(simulation.Broken, match="did not end in 0 s") as broken:
+        simulation.Runner(python, 1, timeout_s=0.3, show=False).run([job])
+    assert broken.value.why == "it did not end in 0 s"
