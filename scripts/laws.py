@@ -24,18 +24,9 @@ from offload_parity.simulation import Job, Tree
 
 # What compares two trees needs no vLLM.
 sys.path.insert(0, str(ROOT / "tests"))
+from parity.names import NAMES
 from parity.stock import below_stock
 
-LAWS = {
-    "L1": "replay",
-    "L2": "extension",
-    "L3": "siblings",
-    "L4": "edit near the end",
-    "L5": "safety",
-    "L6": "never worse than stock, nothing else stored",
-    "L7": "nothing useless",
-    "L8": "mixed tiers",
-}
 _SHOWN = 5
 
 
@@ -91,7 +82,7 @@ def table(by_release: dict[str, dict[str, Tally]]) -> str:
     """Per release and law, the findings of each tree."""
     lines = ["| release | law | stock | patched |", "|---|---|---|---|"]
     for version, tallies in by_release.items():
-        for law, name in LAWS.items():
+        for law, name in NAMES.items():
             cells = [_cell(tallies.get(kind), law) for kind in simulation.KINDS]
             lines.append(f"| {version} | {law} {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -105,7 +96,7 @@ def _cell(found: Tally | None, law: str) -> str:
 
 def _print_findings(version: str, kind: str, found: Tally) -> None:
     for law, words in sorted(found.findings.items()):
-        print(f"vLLM {version}, {kind}, {law} {LAWS[law]}: {len(words)} findings")
+        print(f"vLLM {version}, {kind}, {law} {NAMES[law]}: {len(words)} findings")
         for line in words[:_SHOWN]:
             print(f"  {line}")
         if len(words) > _SHOWN:

@@ -58,7 +58,7 @@ def replays(names, retentions, blocks_per_chunk, sample, seed, only) -> None:
 def laws(sample, seed, laws, names, quick, jsonl) -> None:
     """Play the fixed scenarios and a sample of random ones; judge L1 to L8."""
     from . import contract
-    from .laws import NAMES
+    from .names import NAMES
     from .plan import SAMPLE, plan
 
     for law in laws:

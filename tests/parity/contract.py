@@ -15,7 +15,6 @@ from .history import Case, Event, Sent, Setup, play
 from .laws import Laws, positions, tail
 from .prompts import prompt
 
-LAWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8")
 _PROBE_SEED = 1_000_000
 
 

@@ -11,17 +11,6 @@ from dataclasses import dataclass
 
 from .history import Sent, Setup
 
-NAMES = {
-    "L1": "replay",
-    "L2": "extension",
-    "L3": "siblings",
-    "L4": "edit near the end",
-    "L5": "safety",
-    "L6": "never worse than stock",
-    "L7": "nothing useless",
-    "L8": "mixed tiers",
-}
-
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens that two texts share at their start."""
