@@ -59,6 +59,7 @@ class Laws:
         self._has_edits = "mamba" not in kinds and (
             setup.retention == 0 or setup.tier == "gpu"
         )
+        self._has_turns = "mamba" not in kinds
         self._sent: list[Sent] = []
         # Where one request parted from an earlier one, and in which text.
         self._junctions: list[tuple[int, list[int]]] = []
@@ -88,7 +89,7 @@ class Laws:
                 return Demand("L2", mark)
             if shared > len(sent.tokens):
                 # It repeats decoded text: the prompt's own boundary is owed.
-                limit = max(limit or 0, len(sent.tokens) - self._setup.peek)
+                limit = max(limit or 0, self._boundary(len(sent.tokens), shared))
         if limit is not None:
             return Demand("L2", min(dense_hit, limit) // self._align * self._align)
         if self._has_junctions and any(
@@ -108,6 +109,17 @@ class Laws:
             excused = all(sent.hit > mark for sent in near)
             return Demand("L4", mark, excused) if near else None
         return None
+
+    def _boundary(self, prompt: int, shared: int) -> int:
+        """Up to where a turn resumes that repeats `shared` tokens, more than a prompt.
+
+        The prompt's last position, if decoded tokens complete its peek block; a Mamba
+        group would keep a whole state for it.
+        """
+        last = prompt // self._align * self._align
+        if self._has_turns and last + self._setup.peek <= shared:
+            return last
+        return prompt - self._setup.peek
 
     def add(self, sent: Sent) -> None:
         """A send is done."""

@@ -44,7 +44,7 @@ _FIXED = (
     *((geometry, 1, True) for geometry in (*SPREAD, *STATES)),
 )
 _CROWDED = (SMALL, GPT_OSS, EXAONE_SWA)
-_QUICK = (SMALL, GPT_OSS)
+_QUICK = (SMALL, SMALL_NO_EAGLE, GPT_OSS)
 SAMPLE = 60
 
 

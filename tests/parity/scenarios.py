@@ -156,7 +156,7 @@ def useful(geometry: Geometry) -> Iterator[Scenario]:
 def alone(geometry: Geometry) -> Iterator[Scenario]:
     """The scenarios in which one tier serves."""
     a, base = _lengths(geometry)
-    for d in (-1, 0, 1, a // 4, a - 1):
+    for d in (0, -1, a - 1, 1, a // 4):
         yield replay(base + d)
     for d in (1, a // 2):
         yield extension(base + d, a)
@@ -260,6 +260,10 @@ def fixed(
         chunked = replace(scenario, name=f"{scenario.name}, chunked prefill")
         for tier in ("gpu", "host"):
             yield case(chunked, intervals[0], tier, **budget), False
+    # Where decoded tokens are not stored nothing is kept for them to complete.
+    prompts_only = replay(base + 1)
+    prompts_only = replace(prompts_only, name=f"{prompts_only.name}, prompts only")
+    yield case(prompts_only, intervals[0], "host", offload_prompt_only=True), True
     for scenario in together(geometry):
         for retention in intervals:
             yield case(scenario, retention, "both"), False

@@ -80,6 +80,10 @@ def test_a_turn_is_owed_the_boundary_of_the_prompt():
     one = sent(((1, 100),), output=tuple(range(1, 81)))
     laws.add(one)
     assert laws.demand([*one.text, 5], 160) == Demand("L2", 96)
+    eagle = Laws(Setup(SMALL, 0, "host"))
+    eagle.add(one)
+    assert eagle.demand([*one.text[:104], 5], 160) == Demand("L2", 96)
+    assert eagle.demand([*one.text[:103], 5], 160) == Demand("L2", 64)
 
 
 def test_the_positions_of_a_prompt():
