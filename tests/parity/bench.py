@@ -198,6 +198,10 @@ def measured(
     for retention in retentions:
         engine = Engine(DSV4, retention, gpu_blocks=blocks, host_chunks=blocks)
         prompts = prompts or Prompts(engine.parts, max(lengths))
+        # Or each collection would walk all that vLLM imports and every block.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
         for length in lengths:
             short = length < _LONG and not count
             for _ in range(_SHORT_REPEATS if short else 1):
@@ -215,12 +219,14 @@ def measured(
                     }
                 engine.reset_gpu()
                 engine.reset_host()
+    # Python takes long to end with a frozen heap.
+    gc.unfreeze()
 
 
 def _measure(engine: Engine, send: Send, count: bool) -> tuple[Meter, Any]:
     if send.empty_gpu:
         engine.reset_gpu()
-    # A collection would hit one call or another; vLLM's engine freezes its heap too.
+    # A collection would hit one call or another.
     gc.collect()
     gc.disable()
     try:
