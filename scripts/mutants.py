@@ -6,12 +6,15 @@ functions that decide what is kept. Exit status 1 if one goes unnoticed that
 patches/<release>/mutants.toml does not excuse.
 """
 
+import json
 import queue
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from tqdm import tqdm
@@ -20,14 +23,15 @@ from offload_parity import build_tree, mutants, unit_env, upstream_tests
 from offload_parity import cli as scripts
 from offload_parity import patches as series
 from offload_parity import release as releases
-from offload_parity.mutants import Excuses, Mutant, Overlay
+from offload_parity.files import replace
+from offload_parity.mutants import Excuses, Overlay, Without
+from offload_parity.paths import build_root, shown
 from offload_parity.release import Release
 from offload_parity.simulation import Broken, Job, Runner, Tree
 from offload_parity.unit_env import UnitEnv
 
-# A mutant may compute for ever; this many times as long as the tree itself is enough.
-_PATIENCE = 4
-LAWS = ("laws", "--quick", "--jsonl")
+# A tree without a patch may compute for ever; the laws take less than a minute.
+_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -47,103 +51,131 @@ class Verdict:
         )
 
 
-class Judge:
-    """Runs the laws on trees, and knows what they find on the patched tree itself."""
-
-    def __init__(self, env: UnitEnv, tree: Path) -> None:
-        self._env = env
-        began = time.monotonic()
-        (ended,) = Runner(env.python, 1, accepted=(0, 1), unit="case").run(
-            [Job(Tree("patched", tree), LAWS)]
-        )
-        self.known = {self._words(r) for r in ended.records if not r["ok"]}
-        self.seconds = time.monotonic() - began
-
-    def _words(self, record: dict) -> str:
-        where = f"{record['geometry']}, {record['retention']}, {record['tier']}"
-        words = "; ".join(map(str, record["words"][:1]))
-        return f"{record['law']} {where}: {record['case']}: {words}"
-
-    def killer(self, tree: Path) -> str | None:
-        """The first thing that the laws find on a mutant and not on the tree."""
-
-        def new(record: dict) -> bool:
-            return not record["ok"] and self._words(record) not in self.known
-
-        runner = Runner(
-            self._env.python, 1, accepted=(0, 1), show=False,
-            until=new, timeout_s=_PATIENCE * self.seconds + 30,
-        )  # fmt: skip
-        (ended,) = runner.run([Job(Tree("mutant", tree), LAWS)])
-        return next((self._words(r) for r in ended.records if new(r)), None)
-
-
 def code_verdicts(
-    release: Release, judge: Judge, excuses: Excuses, jobs: int, only: str
-):
-    """Judge every mutant of the deciding functions, several side by side."""
+    release: Release, env: UnitEnv, excuses: Excuses, jobs: int, only: str
+) -> tuple[list[Verdict], set[str]]:
+    """Judge every mutant of the deciding functions, in one process.
+
+    Also returns what the laws find on the patched tree itself, which kills nothing.
+    """
     tree = build_tree.ensure_patched(release)
+    work = [m for m in mutants.mutants(tree) if only in m.name]
+    folder = build_root() / "reports" / release.version
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "mutants.jsonl"
+    mutants.write(work, file)
+    arguments = ("mutants", str(file), "--jobs", str(jobs))
+    (ended,) = Runner(env.python, 1, unit="mutant").run(
+        [Job(Tree("patched", tree), arguments)]
+    )
+    itself, *judged = ended.records
+    killers = {record["mutant"]: record["killer"] for record in judged}
+    return [
+        Verdict(m.name, killers[m.name], excuses.survivors.get(m.name)) for m in work
+    ], set(itself["known"])
+
+
+def killer_of(env: UnitEnv, tree: Path, known: set[str]) -> str | None:
+    """The first thing that the laws find on a tree and that is not known.
+
+    Raises:
+        Broken: the simulation does not run there.
+    """
+
+    def new(record: dict[str, Any]) -> bool:
+        return not known.issuperset(mutants.findings(record))
+
+    runner = Runner(
+        env.python, 1, accepted=(0, 1), show=False, until=new, timeout_s=_TIMEOUT_S
+    )
+    (ended,) = runner.run([Job(Tree("mutant", tree), ("laws", "--quick", "--jsonl"))])
+    found = (words for record in ended.records for words in mutants.findings(record))
+    return next((words for words in found if words not in known), None)
+
+
+def patch_verdicts(
+    release: Release,
+    env: UnitEnv,
+    excuses: Excuses,
+    jobs: int,
+    only: str,
+    known: set[str],
+) -> list[Verdict]:
+    """Judge the series without each of its patches, a process each."""
+    path = build_tree.ensure_patched(release)
+    tree = build_tree.repo(path)
+    names = [patch.name for patch in series.read_series(release).patches]
+    numbers = [n for n, name in enumerate(names) if only in f"without {name}"]
     slots: queue.Queue[Overlay] = queue.Queue()
     for slot in range(jobs):
-        slots.put(Overlay(mutants.overlay_root(release, slot), tree))
+        slots.put(Overlay(mutants.overlay_root(release, slot), path))
 
-    def one(mutant: Mutant) -> Verdict:
+    def laws(found: Without) -> str | None:
         overlay = slots.get()
         try:
-            overlay.plant(mutant)
-            try:
-                killer = judge.killer(overlay.path)
-            except Broken as error:
-                killer = error.why
-            return Verdict(mutant.name, killer, excuses.survivors.get(mutant.name))
+            overlay.show(mutants.changed_files(tree, found.commit))
+            return killer_of(env, overlay.path, known)
         finally:
             slots.put(overlay)
 
-    work = [m for m in mutants.mutants(tree) if only in m.name]
-    with (
-        ThreadPoolExecutor(jobs) as pool,
-        tqdm(total=len(work), unit=" mutants", disable=None) as bar,
-    ):
-        tasks = [pool.submit(one, mutant) for mutant in work]
+    # Two that write to one repository may get in each other's way.
+    git = threading.Lock()
+
+    def one(number: int) -> Verdict:
+        with git:
+            found = mutants.without(tree, release, number)
+        if names[number][:4] in excuses.unit_tests:
+            killer = mutants.failing_unit_test(tree, release, env, found)
+        else:
+            try:
+                killer = laws(found)
+            except Broken:
+                # What builds on it applies, yet does not run without it.
+                with git:
+                    found = mutants.below(tree, release, number)
+                killer = laws(found)
+        also = ", ".join(name[:4] for name in found.dropped)
+        return Verdict(
+            f"without {names[number]}" + (f" (and {also})" if also else ""),
+            killer,
+            excuses.survivors.get(f"without {names[number][:4]}"),
+        )
+
+    with ThreadPoolExecutor(jobs) as pool:
         try:
-            for task in as_completed(tasks):
-                bar.update()
-                bar.write(str(task.result()))
-                yield task.result()
+            verdicts = pool.map(one, numbers)
+            return list(
+                tqdm(verdicts, total=len(numbers), unit=" patches", disable=None)
+            )
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def patch_verdicts(
-    release: Release, judge: Judge, excuses: Excuses, env: UnitEnv, only: str
-):
-    """Judge the series without each of its patches."""
-    tree = build_tree.repo(build_tree.ensure_patched(release))
-    for number, patch in enumerate(series.read_series(release).patches):
-        if only not in f"without {patch.name}":
-            continue
-        found = mutants.without(tree, release, number)
-        if patch.name[:4] in excuses.unit_tests:
-            killer = mutants.failing_unit_test(tree, release, env, found)
-        else:
-            try:
-                killer = _killer_of(tree, judge, found)
-            except Broken:
-                # What builds on it applies, yet does not run without it.
-                found = mutants.below(tree, release, number)
-                killer = _killer_of(tree, judge, found)
-        also = f" (and {', '.join(n[:4] for n in found.dropped)})"
-        verdict = Verdict(
-            f"without {patch.name}{also if found.dropped else ''}", killer
-        )
-        click.echo(str(verdict))
-        yield verdict
+def faults(verdicts: list[Verdict], excuses: Excuses, known_patches: set[str]):
+    """What is wrong with the list and with ``mutants.toml``, in words."""
+    for v in verdicts:
+        if not v.killer and not v.excuse:
+            yield f"no law notices {v.name}"
+        if v.killer and v.excuse:
+            yield f"mutants.toml excuses {v.name}, which is killed"
+    names = {v.name for v in verdicts} | {f"without {n}" for n in known_patches}
+    for name in sorted(excuses.survivors.keys() - names):
+        yield f"mutants.toml excuses {name}, which is no mutant"
+    for number in sorted(excuses.unit_tests.keys() - known_patches):
+        yield f"mutants.toml names {number}, which is no patch"
 
 
-def _killer_of(tree, judge: Judge, found: mutants.Without) -> str | None:
-    with tree.worktree(found.commit) as work:
-        return judge.killer(work.path)
+def write(release: Release, verdicts: list[Verdict]) -> Path:
+    """Write the list to the series' folder."""
+    path = release.folder / "mutants.json"
+    found = {
+        "killed": {v.name: v.killer for v in verdicts if v.killer},
+        "excused": {v.name: v.excuse for v in verdicts if v.excuse and not v.killer},
+        "survived": [v.name for v in verdicts if not v.excuse and not v.killer],
+    }
+    replace(path, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
 
 
 @click.command(help=__doc__.splitlines()[0])
@@ -160,29 +192,29 @@ def cli(release, jobs, only) -> None:
     for each in releases.chosen(release):
         began = time.monotonic()
         excuses = mutants.excuses(each)
-        judge = Judge(env, build_tree.ensure_patched(each))
+        code, known = code_verdicts(each, env, excuses, jobs, only)
+        taken_out = patch_verdicts(each, env, excuses, jobs, only, known)
+        verdicts = taken_out + code
         click.echo(
-            f"vLLM {each.version}: the laws take {judge.seconds:.0f} s; "
-            f"{len(judge.known)} findings on the patched tree itself do not count"
+            f"vLLM {each.version}; {len(known)} findings on the patched tree itself "
+            "kill nothing"
         )
-        verdicts = [
-            *patch_verdicts(each, judge, excuses, env, only),
-            *code_verdicts(each, judge, excuses, jobs, only),
-        ]
+        for verdict in verdicts:
+            click.echo(str(verdict))
+        wrong = []
+        if not only:
+            numbers = {p.name[:4] for p in series.read_series(each).patches}
+            wrong = list(faults(verdicts, excuses, numbers))
+            click.echo(f"written to {shown(write(each, verdicts))}")
         survived = [v for v in verdicts if not v.killer and not v.excuse]
-        stale = [v for v in verdicts if v.killer and v.excuse]
-        names = {v.name for v in verdicts}
-        gone = set() if only else excuses.survivors.keys() - names
-        for verdict in stale:
-            click.echo(f"mutants.toml excuses {verdict.name}, which is killed")
-        for name in sorted(gone):
-            click.echo(f"mutants.toml excuses {name}, which is no mutant")
+        for words in wrong:
+            click.echo(f"FAULT {words}")
         click.echo(
             f"vLLM {each.version}: {sum(bool(v.killer) for v in verdicts)} of "
             f"{len(verdicts)} killed, {len(survived)} survived, "
             f"{(time.monotonic() - began) / 60:.1f} min"
         )
-        bad += len(survived) + len(stale) + len(gone)
+        bad += len(wrong) + len(survived)
     if bad:
         sys.exit(1)
 

@@ -2,6 +2,7 @@
 """Mutants: what is changed, where they stand, and when one counts as noticed."""
 
 import ast
+import json
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import mutants as script
 from conftest import NEW, World, git
 from offload_parity import build_tree, mutants, release, simulation
 from offload_parity.errors import UserError
-from offload_parity.mutants import DECIDING, Mutant, Overlay
+from offload_parity.mutants import DECIDING, Overlay
 
 SOURCE = '''\
 def other(a, b):
@@ -90,23 +91,29 @@ def test_functions_are_found_by_name_in_either_release(tmp_path) -> None:
         mutants.mutants(tree)
 
 
-def test_overlay_shows_one_changed_file_and_leaves_the_tree_alone(tmp_path) -> None:
+def test_mutants_name_their_function_and_are_read_back(tmp_path) -> None:
+    found = mutants.mutants(deciding(tmp_path / "tree"))
+    assert [m.function for m in found] == [names[0] for names in DECIDING.values()]
+    mutants.write(found, tmp_path / "file")
+    lines = (tmp_path / "file").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [vars(m) for m in found]
+
+
+def test_overlay_shows_changed_files_and_leaves_the_tree_alone(tmp_path) -> None:
     tree = deciding(tmp_path / "tree")
     overlay = Overlay(tmp_path / "over", tree)
     one, two = list(DECIDING)[:2]
     before = (tree / one).read_text()
-    times = set()
-    for path, text in ((one, "first\n"), (two, "second\n"), (one, "third\n")):
-        overlay.plant(Mutant("m", path, text))
-        times.add((overlay.path / path).stat().st_mtime)
-        for other in DECIDING:
-            shown = (overlay.path / other).read_text()
-            assert shown == (text if other == path else (tree / other).read_text())
-    assert len(times) == 3  # or Python would take the bytecode of another
-    overlay.plant(None)
-    assert (overlay.path / one).read_text() == before == (tree / one).read_text()
-    assert (overlay.path / "vllm" / "__init__.py").read_text() == "here = 1\n"
-    assert not (overlay.path / ".git").exists()
+    for files in ({one: b"1"}, {one: None, two: b"2"}, {"vllm/new/a.py": b"3"}, {}):
+        overlay.show(files)
+        for path in (one, two, "vllm/new/a.py"):
+            plain = tree / path
+            want = files.get(path, plain.read_bytes() if plain.exists() else None)
+            shown = overlay.path / path
+            assert (shown.read_bytes() if shown.exists() else None) == want
+        assert (overlay.path / "vllm" / "__init__.py").read_text() == "here = 1\n"
+        assert not (overlay.path / ".git").exists()
+    assert (tree / one).read_text() == before
 
 
 def test_a_patch_is_taken_out_and_what_builds_on_it(world: World) -> None:
@@ -140,39 +147,57 @@ def test_excuses_are_read_and_checked(world: World) -> None:
         mutants.excuses(wanted)
 
 
-def record(words: list[str], ok: bool | None = None) -> dict:
+def record(*words: str) -> dict:
     return {
-        "law": "L1", "geometry": "g", "retention": 0, "tier": "host", "case": "c",
-        "words": words, "ok": not words if ok is None else ok,
+        "law": "L1", "geometry": "g", "retention": 0, "tier": "host", "case": "c [1]",
+        "words": list(words), "ok": not words,
     }  # fmt: skip
 
 
-@pytest.fixture
-def judged(monkeypatch, tmp_path):
-    """Runs of the laws that say what a test wants them to."""
+@pytest.mark.parametrize(
+    ("found", "killer"),
+    [
+        ([record(), record("known")], None),
+        ([record("known"), record("known", "new")], "L1 g, 0, host: c [1]: new"),
+    ],
+)
+def test_what_the_laws_find_anyway_kills_nothing(
+    monkeypatch, tmp_path, found, killer
+) -> None:
+    class Told:
+        def __init__(self, *_, until, **__):
+            self.until = until
 
-    def judge(*runs: list[dict]) -> tuple[script.Judge, list[str | None]]:
-        told = iter(runs)
+        def run(self, jobs):
+            assert [self.until(r) for r in found] == [False, killer is not None]
+            return [SimpleNamespace(records=found)]
 
-        class Told:
-            def __init__(self, *_, until=None, **__):
-                self.until = until
-
-            def run(self, jobs):
-                return [SimpleNamespace(records=next(told))]
-
-        monkeypatch.setattr(script, "Runner", Told)
-        found = script.Judge(SimpleNamespace(python=Path("/x")), tmp_path)
-        return found, [found.killer(tmp_path) for _ in runs[1:]]
-
-    return judge
+    monkeypatch.setattr(script, "Runner", Told)
+    env = SimpleNamespace(python=Path("/x"))
+    known = {"L1 g, 0, host: c [1]: known"}
+    assert script.killer_of(env, tmp_path, known) == killer
 
 
-def test_what_the_laws_find_anyway_kills_nothing(judged) -> None:
-    old, new = record(["known"]), record(["new"])
-    found, killers = judged([record([]), old], [old], [old, new], [record([])])
-    assert killers == [None, "L1 g, 0, host: c: new", None]
-    assert found.known == {"L1 g, 0, host: c: known"}
+def test_survivors_and_stale_excuses_are_faults() -> None:
+    Verdict = script.Verdict
+    verdicts = [
+        Verdict("a", "L1 …"), Verdict("b", None, "equal"), Verdict("c", None),
+        Verdict("d", "L1 …", "equal"),
+    ]  # fmt: skip
+    excuses = mutants.Excuses(dict.fromkeys("bde", "equal"), {"0001": "", "0009": ""})
+    assert list(script.faults(verdicts, excuses, {"0001"})) == [
+        "no law notices c",
+        "mutants.toml excuses d, which is killed",
+        "mutants.toml excuses e, which is no mutant",
+        "mutants.toml names 0009, which is no patch",
+    ]
+
+
+def test_the_list_is_written_beside_the_series(world: World) -> None:
+    wanted = release.get(NEW)
+    verdicts = [script.Verdict("a", "L1 …"), script.Verdict("b", None, "equal")]
+    found = json.loads(script.write(wanted, verdicts).read_text())
+    assert found == {"killed": {"a": "L1 …"}, "excused": {"b": "equal"}, "survived": []}
 
 
 def test_a_verdict_says_what_became_of_a_mutant() -> None:

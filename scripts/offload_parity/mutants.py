@@ -13,15 +13,17 @@ excuses those that no law can notice, with the reason:
 
 import ast
 import copy
-import os
+import json
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import build_tree, git, patches, proof, upstream_tests
 from .errors import UserError
+from .files import replace
 from .paths import build_root, shown
 from .release import Release
 from .unit_env import UnitEnv
@@ -50,10 +52,11 @@ _SWAPPED = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed file: its path in the tree and its new source."""
+    """A changed function, and its file: the path in the tree and the new source."""
 
     name: str
     path: str
+    function: str
     source: str = field(repr=False)
 
 
@@ -92,15 +95,17 @@ def mutants(tree: Path) -> list[Mutant]:
     found = []
     for path, names in DECIDING.items():
         source = (tree / path).read_text(encoding="utf-8")
-        functions = [f for n in names if (f := _function(ast.parse(source), n))]
+        module = ast.parse(source)
+        functions = {n: f for n in names if (f := _function(module, n))}
         if not functions:
             raise UserError(
                 f"{shown(tree / path)} has none of {', '.join(names)}: name what "
                 "decides there now in scripts/offload_parity/mutants.py"
             )
-        for function in functions:
+        for called, function in functions.items():
             found += [
-                Mutant(name, path, text) for name, text in mutate(source, function)
+                Mutant(name, path, called, text)
+                for name, text in mutate(source, function)
             ]
     return found
 
@@ -177,8 +182,14 @@ def _replaced(source: str, old: ast.expr, new: ast.expr) -> str:
     return (before + f"({ast.unparse(new)})".encode() + after).decode()
 
 
+def write(work: list[Mutant], file: Path) -> None:
+    """Write mutants as ``python -m parity mutants`` reads them."""
+    lines = [json.dumps(vars(mutant)) + "\n" for mutant in work]
+    replace(file, "".join(lines).encode())
+
+
 class Overlay:
-    """A tree of links to another in which one file is replaced.
+    """A tree of links to another in which some files are replaced.
 
     It stays at one place, so that bytecode of what is not replaced is found again.
     """
@@ -186,35 +197,27 @@ class Overlay:
     def __init__(self, root: Path, tree: Path) -> None:
         self.path = root
         self._tree = tree
-        self._clock = 0
-        if root.exists():
-            shutil.rmtree(root)
-        root.mkdir(parents=True)
-        self._link(Path())
 
-    def _link(self, folder: Path) -> None:
+    def show(self, files: dict[str, bytes | None]) -> None:
+        """Replace these files, by path in the tree, and no others; None: without it."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        replaced = {self.path / path: text for path, text in files.items()}
+        around = {parent for path in replaced for parent in path.parents}
+        self._link(Path(), replaced.keys(), around | {self.path})
+        for path, text in replaced.items():
+            if text is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(text)
+
+    def _link(self, folder: Path, replaced: Set[Path], around: Set[Path]) -> None:
+        (self.path / folder).mkdir(parents=True)
         for entry in (self._tree / folder).iterdir():
-            name = folder / entry.name
-            ours = self.path / name
-            if any(name in Path(path).parents for path in DECIDING):
-                ours.mkdir()
-                self._link(name)
-            elif entry.name != ".git":
+            ours = self.path / folder / entry.name
+            if ours in around:
+                self._link(folder / entry.name, replaced, around)
+            elif ours not in replaced and entry.name != ".git":
                 ours.symlink_to(entry)
-
-    def plant(self, mutant: Mutant | None) -> None:
-        """Replace the mutant's file, and put back what was replaced before."""
-        for path in DECIDING:
-            (self.path / path).unlink()
-            (self.path / path).symlink_to(self._tree / path)
-        if mutant is None:
-            return
-        file = self.path / mutant.path
-        file.unlink()
-        file.write_text(mutant.source, encoding="utf-8")
-        # Python tells sources apart by size and second: no two are of the same one.
-        self._clock += 1
-        os.utime(file, (self._clock, self._clock))
 
 
 # --- patches taken out ---
@@ -252,6 +255,19 @@ def below(tree: git.Repo, release: Release, number: int) -> Without:
     ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
     commit = tree.commit_id(f"{ids[number]}^")
     return Without(names[number], commit, tuple(names[number + 1 :]))
+
+
+def changed_files(tree: git.Repo, commit: str) -> dict[str, bytes | None]:
+    """vLLM's own files at a commit that differ from the series' tip, None if gone."""
+    paths = tree.lines("diff", "--name-only", "--no-renames", commit, "HEAD", "vllm")
+    return {path: tree.content(commit, path) for path in paths}
+
+
+def findings(record: dict[str, Any]) -> list[str]:
+    """What a verdict of the laws finds, in the words of ``parity mutants``."""
+    where = f"{record['geometry']}, {record['retention']}, {record['tier']}"
+    about = f"{record['law']} {where}: {record['case']}"
+    return [f"{about}: {words}" for words in record["words"]]
 
 
 def failing_unit_test(

@@ -206,6 +206,24 @@ def fuzz(seconds, seed, stock, modes, names, findings, write) -> None:
 
 
 @cli.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--jobs", default=1, show_default=True, help="Mutants at a time.")
+def mutants(file, jobs) -> None:
+    """Print one JSON line on the tree itself and one per mutant of a file."""
+    from . import planted
+    from .plan import plan
+
+    work = planted.read(file)
+    print(json.dumps({"total": len(work) + 1}), flush=True)
+    _settle()
+    judge = planted.Judge(plan(sample=10, quick=True))
+    known = {"known": sorted(judge.known), "seconds": judge.seconds}
+    print(json.dumps(known), flush=True)
+    for mutant, killer in judge.killers(work, jobs):
+        print(json.dumps({"mutant": mutant.name, "killer": killer}), flush=True)
+
+
+@cli.command()
 @click.argument("what", type=click.Choice(["stored", "counted", "timed"]))
 @click.option("--length", "lengths", multiple=True, type=click.IntRange(256))
 def bench(what, lengths) -> None:

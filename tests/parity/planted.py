@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge changed functions (see scripts/mutants.py), each in a fork of this process.
+
+vLLM is imported once, and what dense retention hits is known from the tree itself.
+"""
+
+import gc
+import importlib
+import inspect
+import json
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from . import contract
+from .history import Case
+
+# Forked children share what is imported.
+_FORK = multiprocessing.get_context("fork")
+# A mutant may compute for ever; this many times as long as the tree itself is enough.
+_PATIENCE = 4
+_GRACE_S = 30
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A function, by its file's path in the tree, and the file's changed source."""
+
+    name: str
+    path: str
+    function: str
+    source: str
+
+
+def read(file: Path) -> list[Mutant]:
+    """Mutants from a file that holds one JSON object a line."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [Mutant(**json.loads(line)) for line in lines]
+
+
+def plant(mutant: Mutant) -> None:
+    """Give the function in use the code that it has in the changed source.
+
+    Raises:
+        LookupError: the source has no such function.
+    """
+    name = mutant.path.removesuffix(".py").replace("/", ".")
+    target: Any = importlib.import_module(name)
+    for part in mutant.function.split("."):
+        target = getattr(target, part)
+    module = compile(mutant.source, mutant.path, "exec")
+    target = inspect.unwrap(target)
+    # A method that was reached through its class is bound to it.
+    target = getattr(target, "__func__", target)
+    target.__code__ = _code(module, mutant.function)
+
+
+def _code(outer: CodeType, function: str) -> CodeType:
+    inner = [c for c in outer.co_consts if isinstance(c, CodeType)]
+    for code in inner:
+        if code.co_qualname == function:
+            return code
+        if function.startswith(f"{code.co_qualname}."):
+            return _code(code, function)
+    raise LookupError(f"no function {function}")
+
+
+def findings(case: Case, useful: bool) -> Iterator[str]:
+    """What is wrong with a case, each as law, setup, case and words."""
+    setup = case.setup
+    where = f"{setup.geometry.name}, {setup.retention}, {setup.tier}: {case.name}"
+    for verdict in contract.judge(case, ledger=False, useful=useful):
+        for words in verdict.words:
+            yield f"{verdict.law} {where} [{case.digest}]: {words}"
+
+
+class Judge:
+    """Plays cases on the tree itself, then on its mutants up to the first finding.
+
+    Attributes:
+        known: findings of the tree itself, which kill no mutant.
+        seconds: how long the cases took on it.
+    """
+
+    def __init__(self, cases: Sequence[tuple[Case, bool]]) -> None:
+        self._cases = cases
+        # The tree itself sets the marks; and it is faster than to play them again.
+        contract._dense = lru_cache(maxsize=None)(contract._dense.__wrapped__)
+        self.known: set[str] = set()
+        took = []
+        for case, useful in cases:
+            began = time.monotonic()
+            self.known.update(findings(case, useful))
+            took.append(time.monotonic() - began)
+        self.seconds = sum(took)
+        # The quick ones first; what killed a mutant goes before all.
+        self._order = sorted(range(len(cases)), key=took.__getitem__)
+        gc.collect()
+        gc.freeze()
+
+    def killer(self, mutant: Mutant) -> tuple[int | None, str | None]:
+        """The first case that has a finding of its own, and that; plants for good."""
+        plant(mutant)
+        for index in self._order:
+            try:
+                for words in findings(*self._cases[index]):
+                    if words not in self.known:
+                        return index, words
+            except Exception as error:
+                return index, f"{type(error).__name__}: {error}"
+        return None, None
+
+    def killers(
+        self, mutants: Iterable[Mutant], jobs: int
+    ) -> Iterator[tuple[Mutant, str | None]]:
+        """Every mutant with what kills it, `jobs` of them at a time."""
+        waiting = iter(mutants)
+        limit = _PATIENCE * self.seconds + _GRACE_S
+        running: dict[Connection, tuple[Mutant, Any, float]] = {}
+        while True:
+            while len(running) < jobs and (mutant := next(waiting, None)):
+                ours, theirs = _FORK.Pipe(duplex=False)
+                child = _FORK.Process(target=self._child, args=(mutant, theirs))
+                child.start()
+                theirs.close()
+                running[ours] = mutant, child, time.monotonic() + limit
+            if not running:
+                return
+            for ready in wait(list(running), timeout=1):
+                mutant, child, _ = running.pop(ready)
+                try:
+                    index, words = ready.recv()
+                except EOFError:
+                    child.join()
+                    index, words = None, f"it ended with status {child.exitcode}"
+                child.join()
+                if index is not None:
+                    self._order.remove(index)
+                    self._order.insert(0, index)
+                yield mutant, words
+            for late in [c for c, r in running.items() if time.monotonic() > r[2]]:
+                mutant, child, _ = running.pop(late)
+                child.kill()
+                child.join()
+                yield mutant, f"it did not end in {limit:.0f} s"
+
+    def _child(self, mutant: Mutant, answer: Connection) -> None:
+        answer.send(self.killer(mutant))
