@@ -78,8 +78,9 @@ def judge(case: Case, ledger: bool = True, useful: bool = False) -> list[Verdict
 
 def figures(case: Case) -> dict[str, Any]:
     """Hits and chunks stored of each send, which L6 compares with another tree's."""
-    sent, words = _outcome(case.setup.engine(), case, case.setup)
-    dense, _ = _dense(case.setup, case.history, False)
+    engine = case.setup.engine(accept=_accept(case.delays))
+    sent, words = _outcome(engine, case, case.setup)
+    dense, _ = _dense(case.setup, case.history, False, case.delays)
     return {
         "hits": [s.hit for s in sent],
         "stored": [s.stored_chunks for s in sent],
@@ -89,6 +90,12 @@ def figures(case: Case) -> dict[str, Any]:
 
 
 # --- playing ---
+
+
+def _accept(seed: int) -> Callable[[], int]:
+    """How many of the next drafts are right; the same numbers for the same seed."""
+    draw = random.Random(f"drafts {seed}")
+    return lambda: draw.choice((0, 1, 2))
 
 
 def _outcome(
@@ -121,11 +128,12 @@ def _outcome(
 
 @lru_cache(maxsize=64)
 def _dense(
-    setup: Setup, history: tuple[Event, ...], ledger: bool
+    setup: Setup, history: tuple[Event, ...], ledger: bool, delays: int
 ) -> tuple[list[Sent], list[str]]:
     setup = replace(setup, retention=None)
     case = Case("dense", "hits", setup, history)
-    return _outcome(setup.engine(ledger=ledger), case, setup)
+    engine = setup.engine(ledger=ledger, accept=_accept(delays))
+    return _outcome(engine, case, setup)
 
 
 def _marks(case: Case, ledger: bool) -> tuple[list[int], list[Sent], list[str]]:
@@ -136,19 +144,24 @@ def _marks(case: Case, ledger: bool) -> tuple[list[int], list[Sent], list[str]]:
     """
     setup = case.setup
     key = replace(setup, retention=None)
-    dense, words = _dense(key, case.history, ledger)
+    dense, words = _dense(key, case.history, ledger, case.delays)
     marks = [sent.hit for sent in dense]
     if setup.tier == "host" and setup.blocks_per_chunk == 1:
-        other, _ = _dense(replace(key, tier="gpu"), case.history, False)
+        gpu = replace(key, tier="gpu")
+        other, _ = _dense(gpu, case.history, False, case.delays)
         marks = [max(pair) for pair in zip(marks, (s.hit for s in other), strict=False)]
     return marks, dense, [f"dense: {x}" for x in words]
 
 
 class _Stores:
-    """Follows which chunks the host gains with each send."""
+    """Follows which chunks the host gains with each send.
+
+    Where the GPU alone serves: which blocks its prefix cache gains.
+    """
 
     def __init__(self, engine: Engine, setup: Setup) -> None:
         self._engine = engine
+        self._setup = setup
         self._laws = Laws(setup)
         self._known: set[tuple[int, bytes]] = set()
         # Per send: its (group, chunk)s, how many are none of its own, and the tokens
@@ -157,23 +170,30 @@ class _Stores:
         self.strange: list[int] = []
         self.shared: list[list[int]] = []
 
-    def __call__(self, sent: Sent) -> None:
+    def _held(self) -> set[tuple[int, bytes]]:
         parts = self._engine.parts
-        now = {(group, key) for group, key, _, _ in parts.host_entries()}
+        if self._setup.tier == "gpu":
+            return {(group, key) for _, group, key in parts.cached_blocks()}
+        return {(group, key) for group, key, _, _ in parts.host_entries()}
+
+    def __call__(self, sent: Sent) -> None:
+        now = self._held()
         new = now - self._known
         self._known = now
-        own = set()
+        own = []
         if new:
-            hashes = parts.block_hashes(sent.text)
-            for group, spec in enumerate(self._engine.geometry.groups):
-                size = len(sent.text) // (spec.block * parts.blocks_per_chunk)
-                own |= {
-                    (group, i)
-                    for i in range(size)
-                    if (group, bytes(parts.chunk_hash(hashes, group, i))) in new
-                }
+            hashes = self._engine.parts.block_hashes(sent.text)
+            # The GPU also serves the beginning of a block, under its last hash.
+            places = {bytes(key): i for i, key in enumerate(hashes)}
+            unit = self._engine.parts.hash_block
+            sizes = [self._setup.chunk(g) for g in self._setup.geometry.groups]
+            own = [
+                (group, places[key] * unit // sizes[group])
+                for group, key in new
+                if key in places
+            ]
         shared = self._laws.shared(sent.tokens)
-        self.new.append(own)
+        self.new.append(set(own))
         self.strange.append(len(new) - len(own))
         self.shared.append([shared] if 0 < shared < len(sent.tokens) else [])
         self._laws.add(sent)
@@ -184,9 +204,9 @@ class _Stores:
 
 def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
     setup = case.setup
-    engine = setup.engine(ledger=ledger)
-    stores = _Stores(engine, setup) if setup.tier != "gpu" else None
-    sent, words = _outcome(engine, case, setup, after=stores or (lambda sent: None))
+    engine = setup.engine(ledger=ledger, accept=_accept(case.delays))
+    stores = _Stores(engine, setup)
+    sent, words = _outcome(engine, case, setup, after=stores)
     marks, dense, dense_words = _marks(case, ledger)
     hits = [s.hit for s in sent]
     stored = [s.stored_chunks for s in sent]
@@ -221,7 +241,7 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         "align": setup.alignment,
         "dense_stored": [s.stored_chunks for s in dense],
     }
-    if stores is not None and setup.retention is not None:
+    if setup.retention is not None:
         here.words = list(_stored_for_nothing(setup, sent, stores))
     return list(verdicts.values())
 
@@ -248,9 +268,10 @@ def _stored_for_nothing(
     setup: Setup, sent: list[Sent], stores: _Stores
 ) -> Iterator[str]:
     """Per send the chunks that belong to no named position."""
+    what = "blocks" if setup.tier == "gpu" else "chunks"
     for number, (one, new) in enumerate(zip(sent, stores.new, strict=False)):
         if strange := stores.strange[number]:
-            yield f"send {number} stores {strange} chunks that are not of its text"
+            yield f"send {number} keeps {strange} {what} that are not of its text"
         named = positions(setup, len(one.tokens), len(one.text), stores.shared[number])
         allowed = set().union(*(tail(setup, place) for place in named))
         extra = sorted(
@@ -262,7 +283,7 @@ def _stored_for_nothing(
             group, i = extra[0]
             end = (i + 1) * setup.chunk(setup.geometry.groups[group])
             yield (
-                f"send {number} of {len(one.tokens)} tokens stores {len(extra)} chunks "
+                f"send {number} of {len(one.tokens)} tokens keeps {len(extra)} {what} "
                 f"of no named position: group {group} up to token {end}, …"
             )
 
@@ -273,7 +294,7 @@ def _stored_for_nothing(
 def _judge_useful(case: Case) -> Verdict:
     """Drop each chunk of each tail that was kept, and send whom it is for."""
     setup = case.setup
-    engine = setup.engine()
+    engine = setup.engine(accept=_accept(case.delays))
     stores = _Stores(engine, setup)
     sent, words = _outcome(engine, case, setup, after=stores)
     verdict = Verdict(
@@ -295,8 +316,13 @@ def _judge_useful(case: Case) -> Verdict:
         useful: set[tuple[int, int]] = set()
         for place, names in sorted(named.items()):
             wanted = tail(setup, place)
-            if place + setup.peek > len(one.text):
-                # Kept before it is known whether decoded tokens complete the peek.
+            if place + setup.peek > len(one.text) or (
+                place + setup.peek > len(one.tokens)
+                and not _peeks(setup, place) <= held
+            ):
+                # Kept before it is known whether decoded tokens complete the peek, and
+                # whether that is stored: 0.25.1 never stores a drafter's last chunk
+                # that was decoded. (Were it owed, dense retention would hit: L2.)
                 if names & {"segment", "turn"}:
                     past = (wanted & new) - useful
                     exempt["past the last complete peek"] += len(past)
@@ -330,6 +356,12 @@ def _judge_useful(case: Case) -> Verdict:
                 f"chunks of no complete tail: group {group} up to token {end}, …"
             )
     return verdict
+
+
+def _peeks(setup: Setup, place: int) -> set[tuple[int, int]]:
+    """(group, chunk) of what the drafter's groups match past a position."""
+    groups = enumerate(setup.geometry.groups)
+    return {(i, place // setup.chunk(g)) for i, g in groups if setup.drafts(i)}
 
 
 def _probe(
@@ -382,7 +414,7 @@ def _judge_mixed(case: Case, ledger: bool) -> list[Verdict]:
     words: list[str] = []
     for served, event in (("both", None), ("gpu", "host_off"), ("host", "reset_gpu")):
         history = (*before, *([Event(event)] if event else ()), last)
-        engine = case.setup.engine(ledger=ledger)
+        engine = case.setup.engine(ledger=ledger, accept=_accept(case.delays))
         sent, wrong = _outcome(engine, case, case.setup, history)
         words += [f"{served}: {x}" for x in wrong]
         last_hits[served] = sent[-1].hit if sent else 0
@@ -408,11 +440,10 @@ def _judge_mixed(case: Case, ledger: bool) -> list[Verdict]:
 
 def _judge_crowded(case: Case) -> Verdict:
     delays = random.Random(f"delays {case.delays}")
-    drafts = random.Random(f"drafts {case.delays}")
     engine = case.setup.engine(
         ledger=True,
         transfer_delay=lambda: delays.choice((0, 0, 1, 3)),
-        accept=lambda: drafts.choice((0, 1, 2)),
+        accept=_accept(case.delays),
     )
     sent, words = _outcome(engine, case, case.setup)
     return Verdict(

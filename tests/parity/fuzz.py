@@ -187,6 +187,7 @@ def _sequential(draw: Any, mode: str, geometries: Sequence[Geometry]) -> Case:
             tuple(options.items()),
         ),
         history,
+        draw(st.integers(0, 99)),
     )
 
 

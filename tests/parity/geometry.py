@@ -47,12 +47,15 @@ class Geometry:
         dcp: ranks of decode context parallelism.
         match: tokens per block hash, if not what the blocks have in common. Beside a
             Mamba group a GPU hit may then end inside a block.
+        unflagged_drafter: there is a drafter, but no group is flagged as its own (its
+            layers share the target's cache, or nothing flags them).
     """
 
     name: str
     groups: tuple[Group, ...]
     dcp: int = 1
     match: int | None = None
+    unflagged_drafter: bool = False
 
     def __post_init__(self) -> None:
         if any(g.block % self.dcp for g in self.groups if g.kind == "full"):
@@ -62,8 +65,8 @@ class Geometry:
 
     @property
     def eagle(self) -> bool:
-        """Whether any group holds a drafter's layers."""
-        return any(group.eagle for group in self.groups)
+        """Whether there is a drafter."""
+        return self.unflagged_drafter or any(group.eagle for group in self.groups)
 
     @property
     def gpu_alignment(self) -> int:
@@ -89,7 +92,7 @@ class Geometry:
 
     @property
     def peek(self) -> int:
-        """Tokens of the largest drafter block, 0 without a drafter."""
+        """Tokens of the largest block of the flagged groups, 0 if none is flagged."""
         return max((g.block for g in self.groups if g.eagle), default=0)
 
     def host_alignment(self, blocks_per_chunk: int = 1) -> int:
@@ -198,6 +201,15 @@ SPREAD = tuple(
     )
 )
 
+# A drafter that no group is flagged for, beside a window of one block.
+UNFLAGGED = Geometry(
+    "unflagged-drafter",
+    (Group("full", 32), Group("swa", 32, 32)),
+    unflagged_drafter=True,
+)
+# Full attention's blocks end inside the window's.
+STRADDLING = Geometry("straddling", (Group("full", 32), Group("swa", 48, 48)))
+
 # The shapes that the issue's table is about.
 SWEPT = (DSV4, DSV4_NO_EAGLE, GEMMA, GEMMA_NO_EAGLE)
 GEOMETRIES = {
@@ -216,5 +228,7 @@ GEOMETRIES = {
         PURE_FULL,
         *STATES,
         *SPREAD,
+        UNFLAGGED,
+        STRADDLING,
     )
 }

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .engine import Engine
 from .geometry import GEOMETRIES, Geometry, Group
 from .prompts import prompt
+from .release_adapter import drafters
 
 Parts = tuple[tuple[int, int], ...]
 MODES = ("hits", "mixed", "crowded")
@@ -110,12 +111,31 @@ class Setup:
 
     @property
     def peek(self) -> int:
-        """Tokens that the host's drafter groups match past a hit."""
-        return self.geometry.peek * self.blocks_per_chunk
+        """Tokens that the tier's drafter groups match past a hit.
+
+        Where both tiers serve, the host's.
+        """
+        return self._peek("gpu" if self.tier == "gpu" else "host")
+
+    @property
+    def largest_peek(self) -> int:
+        """Tokens that the drafter groups of any tier in use match past a hit."""
+        tiers = ("gpu", "host") if self.tier == "both" else (self.tier,)
+        return max(map(self._peek, tiers))
+
+    def _peek(self, tier: str) -> int:
+        groups = self.geometry.groups
+        block = max((groups[i].block for i in drafters(self.geometry)[tier]), default=0)
+        return block * (1 if tier == "gpu" else self.blocks_per_chunk)
+
+    def drafts(self, index: int) -> bool:
+        """Whether a group matches one chunk past a hit, in the tier of `peek`."""
+        tier = "gpu" if self.tier == "gpu" else "host"
+        return index in drafters(self.geometry)[tier]
 
     def chunk(self, group: Group) -> int:
-        """Tokens of a host chunk of a group."""
-        return group.block * self.blocks_per_chunk
+        """Tokens of a group's host chunk; of its block where the GPU alone serves."""
+        return group.block * (1 if self.tier == "gpu" else self.blocks_per_chunk)
 
 
 @dataclass(frozen=True)
@@ -127,7 +147,8 @@ class Case:
         mode: "hits": requests one by one with room for all (L1 to L4, L6). "mixed":
             the last send is served by both tiers together (L8). "crowded": many at
             once with little room; the ledger and vLLM's assertions judge (L5).
-        delays: seed of the steps that each copy takes; crowded only.
+        delays: seed of how many drafts are right, and, crowded only, of the steps
+            that each copy takes.
     """
 
     name: str

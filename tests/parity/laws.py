@@ -2,7 +2,7 @@
 """The laws: what a request must hit, and what the host may store for it.
 
 `Laws` says which of L1 to L4 speaks of a send, given the sends before it. `positions`
-names where later requests can resume, for L6 and L7. Nothing here asks vLLM.
+names where later requests can resume, for L6 and L7.
 """
 
 from collections import defaultdict
@@ -117,9 +117,9 @@ class Laws:
         group would keep a whole state for it.
         """
         last = prompt // self._align * self._align
-        if self._has_turns and last + self._setup.peek <= shared:
+        if self._has_turns and last + self._setup.largest_peek <= shared:
             return last
-        return prompt - self._setup.peek
+        return prompt - self._setup.largest_peek
 
     def add(self, sent: Sent) -> None:
         """A send is done."""
@@ -132,7 +132,9 @@ class Laws:
 def positions(
     setup: Setup, prompt: int, text: int, shared: Iterable[int]
 ) -> dict[int, set[str]]:
-    """Where a later request can resume, as the host counts: position to its names.
+    """Where a later request can resume, as the tier counts: position to its names.
+
+    Where both tiers serve, as the host counts.
 
     Args:
         setup: sparse retention.
@@ -140,7 +142,8 @@ def positions(
         text: the same with the decoded ones that were computed.
         shared: tokens that it shares with earlier texts it parted from.
     """
-    align = setup.host_alignment
+    on_gpu = setup.tier == "gpu"
+    align = setup.alignment if on_gpu else setup.host_alignment
     peek = setup.peek
     named: dict[int, set[str]] = defaultdict(set)
 
@@ -153,7 +156,7 @@ def positions(
     extension = name("extension", prompt - peek)
     name("resend", prompt - max(peek, 1))
     kinds = {group.kind for group in setup.geometry.groups}
-    if setup.retention == 0 and "mamba" not in kinds:
+    if (setup.retention == 0 or on_gpu) and "mamba" not in kinds:
         name("edit", extension - align)
     for place in shared:
         junction = place // align * align
@@ -161,7 +164,7 @@ def positions(
             name("junction", junction)
             if peek:
                 name("junction", junction - align)
-    if not dict(setup.options).get("offload_prompt_only"):
+    if on_gpu or not dict(setup.options).get("offload_prompt_only"):
         name("turn", prompt)
         if text > prompt:
             name("finish", text - peek)
@@ -183,6 +186,6 @@ def tail(setup: Setup, position: int) -> set[tuple[int, int]]:
         last = position // size
         window = 1 if group.kind == "mamba" else -(-(group.window - 1) // size)
         chunks |= {(index, i) for i in range(max(last - window, 0), last)}
-        if group.eagle:
+        if setup.drafts(index):
             chunks.add((index, last))
     return chunks

@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,7 @@ __all__ = [
     "SlidingWindowManager",
     "TransferResult",
     "build",
+    "drafters",
     "refusal",
     "supports",
     "supports_blocks_per_chunk",
@@ -774,6 +775,39 @@ def supports(
 ) -> bool:
     """Whether the release can serve a geometry with these options."""
     return refusal(geometry, blocks_per_chunk, retention) is None
+
+
+@functools.cache
+def drafters(geometry: Geometry) -> dict[str, frozenset[int]]:
+    """Per tier, "gpu" and "host", the groups that match one block past a hit.
+
+    Those flagged as a drafter's; on the GPU those of the same spec as well
+    (verify_and_split_kv_cache_groups in vllm/v1/core/kv_cache_coordinator.py). Where
+    there is a drafter and none is flagged a release may take all of them.
+    """
+    groups = geometry.groups
+    flagged = frozenset(i for i, group in enumerate(groups) if group.eagle)
+    if flagged or not geometry.eagle:
+        alike = {i for i, g in enumerate(groups) if replace(g, eagle=True) in groups}
+        return {"gpu": frozenset(alike), "host": flagged}
+    parts = build(
+        geometry,
+        retention=None,
+        blocks_per_chunk=1,
+        gpu_blocks=16,
+        host_chunks=16,
+        max_num_batched_tokens=8192,
+        max_num_seqs=1,
+        async_scheduling=False,
+        offload_prompt_only=False,
+        worker_factory=lambda rank: None,
+    )
+    configs = parts.connector.connector_scheduler.config.kv_group_configs
+    coordinator = parts.scheduler.kv_cache_manager.coordinator
+    return {
+        "gpu": frozenset(coordinator.eagle_group_ids),
+        "host": frozenset(i for i, c in enumerate(configs) if c.is_eagle_group),
+    }
 
 
 def _set_blocks_per_chunk(
