@@ -38,22 +38,30 @@ class Tally:
         checks: how often each law was asked.
         findings: per law, what is wrong, in words.
         exempt: chunks that L7 does not speak of, by kind.
+        limited: findings where a law is known not to hold, by the reason.
+        broken: of the checks, how many found something.
     """
 
     checks: Counter[str] = field(default_factory=Counter)
     findings: dict[str, list[str]] = field(default_factory=dict)
     exempt: Counter[str] = field(default_factory=Counter)
+    limited: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = field(default_factory=Counter)
 
     def add(self, verdict: dict[str, Any], more: list[str] | None = None) -> None:
         """Count a verdict, with `more` findings that its tree alone cannot show."""
         law = verdict["law"]
         self.checks[law] += verdict["checks"]
         self.exempt.update(verdict.get("exempt", {}))
+        self.limited.update(verdict.get("limited", {}))
         about = (
             f"{verdict['geometry']}, retention {verdict['retention']}, "
             f"{verdict['tier']}: {verdict['case']}"
         )
-        for words in [*verdict["words"], *(more or [])]:
+        wrong = [*verdict["words"], *(more or [])]
+        # One check may find several things.
+        self.broken[law] += min(len(wrong), max(verdict["checks"], 1))
+        for words in wrong:
             self.findings.setdefault(law, []).append(f"{about}: {words}")
 
 
@@ -91,7 +99,7 @@ def table(by_release: dict[str, dict[str, Tally]]) -> str:
 def _cell(found: Tally | None, law: str) -> str:
     if found is None:
         return ""
-    return f"{len(found.findings.get(law, ()))} of {found.checks[law]}"
+    return f"{found.broken[law]} of {found.checks[law]}"
 
 
 def _print_findings(version: str, kind: str, found: Tally) -> None:
@@ -220,11 +228,13 @@ def _write(by_release: dict[str, dict[str, Tally]], folder: Path) -> None:
         for name, tallies in by_release.items()
     }
     (folder / "parity.json").write_text(json.dumps(everything, indent=1), "utf-8")
-    print(f"findings of checks:\n\n{text}")
+    print(f"checks that found something, of all:\n\n{text}")
     for name, tallies in by_release.items():
         for kind, found in tallies.items():
             said = ", ".join(f"{n} {what}" for what, n in sorted(found.exempt.items()))
             print(f"vLLM {name}, {kind}: chunks that L7 exempts: {said or 'none'}")
+            for limit, count in found.limited.items():
+                print(f"vLLM {name}, {kind}: limits: {count} findings: {limit}")
     print(f"all findings: {shown(folder / 'parity.json')}")
 
 

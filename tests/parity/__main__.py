@@ -72,6 +72,7 @@ def laws(sample, seed, laws, names, quick, jsonl) -> None:
         click.echo(json.dumps({"total": len(cases)}))
     checks, bad = Counter(), Counter()
     exempt: Counter[str] = Counter()
+    limited: Counter[str] = Counter()
     for case, useful in cases:
         for verdict in contract.judge(case, ledger=False, useful=useful):
             if laws and verdict.law not in laws:
@@ -79,6 +80,7 @@ def laws(sample, seed, laws, names, quick, jsonl) -> None:
             checks[verdict.law] += verdict.more.get("checks", 0)
             bad[verdict.law] += len(verdict.words)
             exempt.update(verdict.more.get("exempt", {}))
+            limited.update(verdict.more.get("limited", {}))
             if jsonl:
                 click.echo(json.dumps(verdict.to_json()))
                 continue
@@ -91,6 +93,8 @@ def laws(sample, seed, laws, names, quick, jsonl) -> None:
         if exempt:
             said = ", ".join(f"{n} {what}" for what, n in sorted(exempt.items()))
             click.echo(f"chunks that L7 exempts: {said}")
+        for limit, count in limited.items():
+            click.echo(f"limits: {count} findings: {limit}")
     sys.exit(any(bad.values()))
 
 

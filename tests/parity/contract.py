@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from . import release_adapter
+from . import limits, release_adapter
 from .engine import Engine
 from .history import Case, Event, Sent, Setup, play
 from .laws import Laws, positions, tail
@@ -25,7 +25,8 @@ class Verdict:
     Attributes:
         words: what is wrong; empty if nothing.
         hits, stored: of each send, in tokens and in host chunks.
-        more: "checks", how often the law was asked; and what only some laws tell.
+        more: "checks", how often the law was asked; "limited", how often it was broken
+            where that is known (see limits.py); and what only some laws tell.
     """
 
     law: str
@@ -67,12 +68,18 @@ def judge(case: Case, ledger: bool = True, useful: bool = False) -> list[Verdict
         useful: ask L7 as well, which sends a prompt per chunk stored.
     """
     if case.mode == "crowded":
-        return [_judge_crowded(case)]
-    if case.mode == "mixed":
-        return _judge_mixed(case, ledger)
-    verdicts = _judge_hits(case, ledger)
-    if useful and case.setup.tier == "host" and case.setup.retention is not None:
-        verdicts.append(_judge_useful(case))
+        verdicts = [_judge_crowded(case)]
+    elif case.mode == "mixed":
+        verdicts = _judge_mixed(case, ledger)
+    else:
+        verdicts = _judge_hits(case, ledger)
+        if useful and case.setup.tier == "host" and case.setup.retention is not None:
+            verdicts.append(_judge_useful(case))
+    for verdict in verdicts:
+        limit = limits.of(release_adapter.version(), verdict.law, case.setup)
+        if limit is not None and verdict.words:
+            verdict.more["limited"] = {str(limit): len(verdict.words)}
+            verdict.words = []
     return verdicts
 
 

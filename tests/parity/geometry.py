@@ -100,6 +100,8 @@ class Geometry:
 
         Without a full-attention group it is the largest chunk of all.
         """
+        if self.match and self.has_mamba and blocks_per_chunk == 1:
+            return self.match
         full = [g.block for g in self.groups if g.kind == "full"]
         return max(full or [g.block for g in self.groups]) * blocks_per_chunk
 
@@ -209,6 +211,9 @@ UNFLAGGED = Geometry(
 )
 # Full attention's blocks end inside the window's.
 STRADDLING = Geometry("straddling", (Group("full", 32), Group("swa", 48, 48)))
+# A window whose tokens before the next one are whole blocks: what a hit that ends one
+# token before a block needs is one block more.
+WHOLE = Geometry("whole-window", (Group("full", 32), Group("swa", 8, 17)))
 
 # The shapes that the issue's table is about.
 SWEPT = (DSV4, DSV4_NO_EAGLE, GEMMA, GEMMA_NO_EAGLE)
@@ -230,5 +235,6 @@ GEOMETRIES = {
         *SPREAD,
         UNFLAGGED,
         STRADDLING,
+        WHOLE,
     )
 }

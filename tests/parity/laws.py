@@ -183,8 +183,12 @@ def tail(setup: Setup, position: int) -> set[tuple[int, int]]:
         if group.kind == "full":
             continue
         size = setup.chunk(group)
+        if group.kind == "mamba":
+            # A position may lie inside the block whose state serves it.
+            chunks.add((index, -(-position // size) - 1))
+            continue
         last = position // size
-        window = 1 if group.kind == "mamba" else -(-(group.window - 1) // size)
+        window = -(-(group.window - 1) // size)
         chunks |= {(index, i) for i in range(max(last - window, 0), last)}
         if setup.drafts(index):
             chunks.add((index, last))

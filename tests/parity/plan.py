@@ -18,6 +18,8 @@ from .geometry import (
     SMALL_NO_EAGLE,
     SPREAD,
     STATES,
+    UNFLAGGED,
+    WHOLE,
     Geometry,
 )
 from .history import Case
@@ -41,10 +43,10 @@ _FIXED = (
     (SMALL, 4, True),
     (GPT_OSS, 2, True),
     (GPT_OSS, 4, True),
-    *((geometry, 1, True) for geometry in (*SPREAD, *STATES)),
+    *((geometry, 1, True) for geometry in (UNFLAGGED, WHOLE, *SPREAD, *STATES)),
 )
 _CROWDED = (SMALL, GPT_OSS, EXAONE_SWA)
-_QUICK = (SMALL, SMALL_NO_EAGLE, GPT_OSS)
+_QUICK = (SMALL, SMALL_NO_EAGLE, GPT_OSS, WHOLE)
 SAMPLE = 60
 
 

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import contract
-from .geometry import DSV4, GEMMA, GEMMA_NO_EAGLE, Geometry
+from .geometry import (
+    DSV4,
+    GEMMA,
+    GEMMA_NO_EAGLE,
+    STRADDLING,
+    UNFLAGGED,
+    Geometry,
+)
 from .history import Case, Setup
 from .scenarios import Scenario, edit_near_end, replay, room
 
@@ -84,6 +91,27 @@ REPORTS = (
         "L4",
         ("0.25.1", "0.33.0"),
         _hits(edit_near_end(4100, 5), GEMMA_NO_EAGLE, 0, "gpu"),
+    ),
+    Report(
+        "52735 and 52771",
+        "with a drafter that no group is flagged for, all groups are a drafter's",
+        "L1",
+        ("0.25.1",),
+        _hits(replay(500), UNFLAGGED, None, "host"),
+        "the store takes none for a drafter's",
+    ),
+    Report(
+        "48959",
+        "the load of a hit that ends inside a block is one block too long",
+        "L5",
+        ("0.25.1",),
+        _hits(replay(150), STRADDLING, None, "host"),
+        "the hit ends where all that is loaded was looked up",
+    ),
+    Report(
+        "54914",
+        "a load asks for a key that eviction removed",
+        elsewhere="the longer load that may ask for one is refused before (48959)",
     ),
     Report(
         "54362",

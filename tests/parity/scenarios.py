@@ -153,18 +153,29 @@ def useful(geometry: Geometry) -> Iterator[Scenario]:
     yield conversation(base + 1, a + 3, a // 2 + 3, 2)
 
 
-def alone(geometry: Geometry) -> Iterator[Scenario]:
-    """The scenarios in which one tier serves."""
+def first(geometry: Geometry) -> Iterator[Scenario]:
+    """Where one tier serves: lengths at which a boundary just counts, or does not."""
     a, base = _lengths(geometry)
-    for d in (0, -1, a - 1, 1, a // 4):
+    peek = geometry.peek
+    for d in dict.fromkeys((0, -1, a - 1, peek)):
         yield replay(base + d)
-    for d in (1, a // 2):
-        yield extension(base + d, a)
-    for d in (4, 14, a // 2):
+    yield extension(base + a // 2, a)
+    yield edit_near_end(base + a // 2, 5)
+    yield siblings(base, 3 * a)
+    if peek > 3:
+        # They part in the peek block, with which the prompts end.
+        yield siblings(base + 3, peek - 3)
+
+
+def further(geometry: Geometry) -> Iterator[Scenario]:
+    """More scenarios in which one tier serves."""
+    a, base = _lengths(geometry)
+    yield replay(base + 1)
+    yield extension(base + 1, a)
+    for d in (4, 14):
         yield edit_near_end(base + d, 5)
     yield edit_of_replay(base + a // 2, 5)
     yield truncation(base, 5 * a + 3)
-    yield siblings(base, 3 * a)
     yield siblings_of_two_lengths(base + 3, 5 * a + 1, a)
 
 
@@ -249,7 +260,7 @@ def fixed(
         return Case(scenario.name + suffix, mode, setup, scenario.history)
 
     probed = list(useful(geometry))
-    rest = list(alone(geometry))[:: 3 if some else 1]
+    rest = [*first(geometry), *(() if some else further(geometry))]
     for scenario in (*probed, *rest):
         for retention in intervals:
             for tier in ("gpu", "host"):

@@ -2,6 +2,7 @@
 """Each law says what it should, and finds a defect that is planted."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
@@ -10,9 +11,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 from vllm.v1.kv_offload.base import get_offload_group_idx
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from parity import contract, fuzz, regressions, scenarios
+from parity import contract, fuzz, limits, regressions, release_adapter, scenarios
 from parity.engine import Engine
-from parity.geometry import PURE_SWA, SMALL, SMALL_NO_EAGLE
+from parity.geometry import PURE_SWA, SMALL, SMALL_NO_EAGLE, UNFLAGGED
 from parity.history import MODES, Case, Sent, Setup, tokens_of
 from parity.laws import Demand, Laws, positions, tail
 from parity.stock import below_stock
@@ -312,3 +313,38 @@ def test_the_fuzzer_finds_a_lost_chunk_and_shrinks_it(sparse_engines):
     (failure,) = found
     assert failure.words == broken(failure.case)[failure.law]
     assert len(failure.case.history) <= 3
+
+
+def test_each_known_limit_of_the_release_is_still_one():
+    """Where it fails a law holds that did not: its limit has to go."""
+    for limit in limits.LIMITS:
+        if limit.release == release_adapter.version():
+            found = {v.law: v.more for v in contract.judge(limit.case())}
+            assert found[limit.law]["limited"] == {str(limit): 1}
+
+
+def test_no_limit_speaks_of_another_law_or_tier():
+    for limit in limits.LIMITS:
+        setup = limit.case().setup
+        assert limits.of(limit.release, limit.law, setup) is limit
+        assert limits.of("1.2.3", limit.law, setup) is None
+        assert limits.of(limit.release, "L5", setup) is None
+        assert limits.of(limit.release, limit.law, replace(setup, tier="gpu")) is None
+
+
+def test_on_the_gpu_groups_of_the_drafters_spec_peek_too():
+    assert [Setup(SMALL, 0, "gpu").drafts(i) for i in range(5)] == [0, 1, 1, 0, 0]
+    assert [Setup(SMALL, 0, "host").drafts(i) for i in range(5)] == [0, 0, 1, 0, 0]
+    assert Setup(UNFLAGGED, 0, "gpu").peek == 32
+
+
+def test_l6_finds_a_block_that_the_gpu_keeps_for_nothing(monkeypatch):
+    case = fixed("replay of 351", tier="gpu")
+    assert not broken(case)
+    real = Setup.engine
+
+    def engine(self, **more):
+        return real(Setup(self.geometry, None, self.tier, 1, self.options), **more)
+
+    monkeypatch.setattr(Setup, "engine", engine)
+    assert "blocks of no named position" in broken(case)["L6"][0]
