@@ -8,9 +8,9 @@ gone is noticed.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .geometry import MAMBA, STATES
+from .geometry import MAMBA, MAMBA_FINE, STATES, Geometry
 from .history import Case, Setup
-from .scenarios import room, siblings
+from .scenarios import Scenario, replay, room, siblings
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,19 @@ class Limit:
         return f"{self.law} of {places}, {' and '.join(self.tiers)}: {self.why}"
 
 
-def _siblings_of_states() -> Case:
-    scenario = siblings(64, 32, 3)
-    options = tuple(room(MAMBA, scenario.history, "host").items())
-    setup = Setup(MAMBA, 0, "host", options=options)
-    return Case(scenario.name, "hits", setup, scenario.history)
+def _on_host(scenario: Scenario, geometry: Geometry) -> Callable[[], Case]:
+    def make() -> Case:
+        options = tuple(room(geometry, scenario.history, "host").items())
+        setup = Setup(geometry, 0, "host", options=options)
+        return Case(scenario.name, "hits", setup, scenario.history)
+
+    return make
 
 
+_PARTS = (
+    "the laws count whole blocks, and here the states inside a block are kept under "
+    "keys of their own"
+)
 LIMITS = (
     Limit(
         "0.33.0",
@@ -53,7 +59,18 @@ LIMITS = (
         ("host", "both"),
         "a state exists only where a step ends, and the scheduler ends one at the "
         "junction that the GPU shows, not at one that only the host shows",
-        _siblings_of_states,
+        _on_host(siblings(64, 64, 3), MAMBA),
+    ),
+    *(
+        Limit(
+            "0.33.0",
+            law,
+            (MAMBA_FINE.name,),
+            ("gpu", "host", "both"),
+            _PARTS,
+            _on_host(replay(92), MAMBA_FINE),
+        )
+        for law in ("L6", "L7")
     ),
 )
 
