@@ -143,10 +143,13 @@ def patch_verdicts(
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            verdicts = pool.map(one, numbers)
-            return list(
-                tqdm(verdicts, total=len(numbers), unit=" patches", disable=None)
-            )
+            verdicts = []
+            with tqdm(total=len(numbers), unit=" patches", disable=None) as bar:
+                for verdict in pool.map(one, numbers):
+                    bar.update()
+                    bar.write(str(verdict))
+                    verdicts.append(verdict)
+            return verdicts
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -192,15 +195,14 @@ def cli(release, jobs, only) -> None:
     for each in releases.chosen(release):
         began = time.monotonic()
         excuses = mutants.excuses(each)
-        code, known = code_verdicts(each, env, excuses, jobs, only)
-        taken_out = patch_verdicts(each, env, excuses, jobs, only, known)
-        verdicts = taken_out + code
+        verdicts, known = code_verdicts(each, env, excuses, jobs, only)
         click.echo(
             f"vLLM {each.version}; {len(known)} findings on the patched tree itself "
             "kill nothing"
         )
         for verdict in verdicts:
             click.echo(str(verdict))
+        verdicts += patch_verdicts(each, env, excuses, jobs, only, known)
         wrong = []
         if not only:
             numbers = {p.name[:4] for p in series.read_series(each).patches}

@@ -215,12 +215,11 @@ def fuzz(seconds, seed, stock, modes, names, findings, write) -> None:
 def mutants(file, jobs) -> None:
     """Print one JSON line on the tree itself and one per mutant of a file."""
     from . import planted
-    from .plan import plan
 
     work = planted.read(file)
     print(json.dumps({"total": len(work) + 1}), flush=True)
     _settle()
-    judge = planted.Judge(plan(sample=10, quick=True))
+    judge = planted.Judge(planted.cases())
     known = {"known": sorted(judge.known), "seconds": judge.seconds}
     print(json.dumps(known), flush=True)
     for mutant, killer in judge.killers(work, jobs):

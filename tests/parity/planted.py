@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,7 +19,10 @@ from types import CodeType
 from typing import Any
 
 from . import contract
+from .geometry import MAMBA, MAMBA_MTP, SMALL
 from .history import Case
+from .plan import plan
+from .scenarios import fixed
 
 # Forked children share what is imported.
 _FORK = multiprocessing.get_context("fork")
@@ -78,6 +81,30 @@ def findings(case: Case, useful: bool) -> Iterator[str]:
     for verdict in contract.judge(case, ledger=False, useful=useful):
         for words in verdict.words:
             yield f"{verdict.law} {where} [{case.digest}]: {words}"
+
+
+def cases() -> list[tuple[Case, bool]]:
+    """The quick cases, and those of what decides only there.
+
+    Chunks of several blocks; and Mamba groups, which keep fewest positions, so that
+    each one counts.
+    """
+    more = ((SMALL, 2), (MAMBA, 1), (MAMBA_MTP, 1))
+    return with_dense(
+        plan(sample=10, quick=True)
+        + [x for geometry, factor in more for x in fixed(geometry, factor, some=True)]
+    )
+
+
+def with_dense(cases: Sequence[tuple[Case, bool]]) -> list[tuple[Case, bool]]:
+    """The cases, and the same with dense retention, which marks are taken from."""
+    dense = {}
+    for case, _ in cases:
+        setup = replace(case.setup, retention=None)
+        if case.mode == "hits" and setup != case.setup and setup.tier != "both":
+            twin = Case(f"{case.name}, dense", "hits", setup, case.history)
+            dense[setup, case.history] = twin, False
+    return [*cases, *dense.values()]
 
 
 class Judge:
