@@ -102,7 +102,7 @@ def with_dense(cases: Sequence[tuple[Case, bool]]) -> list[tuple[Case, bool]]:
     for case, _ in cases:
         setup = replace(case.setup, retention=None)
         if case.mode == "hits" and setup != case.setup and setup.tier != "both":
-            twin = Case(f"{case.name}, dense", "hits", setup, case.history)
+            twin = replace(case, name=f"{case.name}, dense", setup=setup)
             dense[setup, case.history] = twin, False
     return [*cases, *dense.values()]
 
