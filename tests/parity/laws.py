@@ -124,9 +124,18 @@ class Laws:
     def add(self, sent: Sent) -> None:
         """A send is done."""
         shared = self.shared(sent.tokens)
-        if shared and shared < len(sent.tokens):
+        if shared and shows_parting(shared, len(sent.tokens), self._align):
             self._junctions.append((shared, sent.tokens))
         self._sent.append(sent)
+
+
+def shows_parting(shared: int, prompt: int, align: int) -> bool:
+    """Whether a prompt has a whole block past `shared` tokens.
+
+    Only whole blocks have hashes: one that ends before looks like a resend or a
+    truncated prompt, which may keep nothing more.
+    """
+    return shared // align < (prompt - 1) // align
 
 
 def positions(
@@ -160,7 +169,8 @@ def positions(
         name("edit", extension - align)
     for place in shared:
         junction = place // align * align
-        if junction + peek <= prompt:
+        # The scheduler stops for a Mamba state at any junction that the GPU shows.
+        if shows_parting(place, prompt, align) or "mamba" in kinds:
             name("junction", junction)
             if peek:
                 name("junction", junction - align)

@@ -8,7 +8,7 @@ gone is noticed.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .geometry import MAMBA, MAMBA_FINE, STATES, Geometry
+from .geometry import MAMBA, MAMBA_FINE, STATES, WHOLE, Geometry
 from .history import Case, Setup
 from .scenarios import Scenario, replay, room, siblings
 
@@ -69,6 +69,18 @@ LIMITS = (
             ("gpu", "host", "both"),
             _PARTS,
             _on_host(replay(92), MAMBA_FINE),
+        )
+        for law in ("L6", "L7")
+    ),
+    *(
+        Limit(
+            "0.25.1",
+            law,
+            (WHOLE.name,),
+            ("host", "both"),
+            "its lookup may end a token short of a block, at the prompt's last token, so "
+            "a window of whole blocks is stored with one block more",
+            _on_host(replay(368), WHOLE),
         )
         for law in ("L6", "L7")
     ),
