@@ -259,7 +259,7 @@ def fuzz(version, seconds, seed, python) -> None:
         command += ["--seed", str(seed)]
     done = subprocess.run(
         command,
-        env=simulation.variables(patched, interpreter) | _terminal(),
+        env=simulation.variables(patched.path, interpreter) | _terminal(),
         cwd=ROOT,
         check=False,
     )
