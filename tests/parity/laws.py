@@ -169,8 +169,10 @@ def positions(
         name("edit", extension - align)
     for place in shared:
         junction = place // align * align
-        # The scheduler stops for a Mamba state at any junction that the GPU shows.
-        if shows_parting(place, prompt, align) or "mamba" in kinds:
+        # The host looks at a prompt's last whole block, too, and may keep what it
+        # shows. The scheduler stops for a Mamba state at any junction of the GPU.
+        last = prompt if on_gpu else prompt + 1
+        if shows_parting(place, last, align) or "mamba" in kinds:
             name("junction", junction)
             if peek:
                 name("junction", junction - align)
