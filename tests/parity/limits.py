@@ -78,8 +78,8 @@ LIMITS = (
             law,
             (WHOLE.name,),
             ("host", "both"),
-            "its lookup may end a token short of a block, at the prompt's last token, so "
-            "a window of whole blocks is stored with one block more",
+            "its lookup may end a token short of a block, at the prompt's last token, "
+            "so a window of whole blocks is stored with one block more",
             _on_host(replay(368), WHOLE),
         )
         for law in ("L6", "L7")
