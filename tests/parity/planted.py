@@ -19,10 +19,10 @@ from types import CodeType
 from typing import Any
 
 from . import contract
-from .geometry import MAMBA, MAMBA_MTP, SMALL
-from .history import Case
+from .geometry import GPT_OSS, MAMBA, MAMBA_MTP, PURE_SWA, SMALL
+from .history import Case, Event, Setup
 from .plan import plan
-from .scenarios import fixed
+from .scenarios import fixed, retentions, room, siblings
 
 # Forked children share what is imported.
 _FORK = multiprocessing.get_context("fork")
@@ -86,14 +86,33 @@ def findings(case: Case, useful: bool) -> Iterator[str]:
 def cases() -> list[tuple[Case, bool]]:
     """The quick cases, and those of what decides only there.
 
-    Chunks of several blocks; and Mamba groups, which keep fewest positions, so that
-    each one counts.
+    Chunks of several blocks; Mamba groups, which keep fewest positions, so that each
+    one counts; and `_special`.
     """
-    more = ((SMALL, 2), (MAMBA, 1), (MAMBA_MTP, 1))
+    more = ((SMALL, 2), (GPT_OSS, 2), (MAMBA, 1), (MAMBA_MTP, 1))
     return with_dense(
         plan(sample=10, quick=True)
         + [x for geometry, factor in more for x in fixed(geometry, factor, some=True)]
+        + [(case, False) for case in _special()]
     )
+
+
+def _special() -> Iterator[Case]:
+    """What no decoded token completes, and a chunk of which the GPU lacks a block."""
+    short = siblings(11 * SMALL.gpu_alignment + 3, 2)
+    for retention in retentions(SMALL):
+        options = room(SMALL, short.history, "host") | {"offload_prompt_only": True}
+        setup = Setup(SMALL, retention, "host", options=tuple(options.items()))
+        yield Case(f"{short.name}, prompts only", "hits", setup, short.history)
+    for length in (177, 193, 209):
+        send = Event("send", ((1, length),))
+        history = (send, Event("reset_host"), send, Event("reset_gpu"), send)
+        for geometry in (GPT_OSS, PURE_SWA):
+            options = tuple(room(geometry, history, "both").items())
+            setup = Setup(geometry, 0, "both", 2, options)
+            yield Case(
+                f"host reset before replay of {length}", "crowded", setup, history
+            )
 
 
 def with_dense(cases: Sequence[tuple[Case, bool]]) -> list[tuple[Case, bool]]:
