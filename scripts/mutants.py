@@ -11,7 +11,9 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from offload_parity import cli as scripts
 from offload_parity import patches as series
 from offload_parity import release as releases
 from offload_parity.files import replace
-from offload_parity.mutants import Excuses, Overlay, Without
+from offload_parity.mutants import Excuses, Overlay
 from offload_parity.paths import build_root, shown
 from offload_parity.release import Release
 from offload_parity.simulation import Broken, Job, Runner, Tree
@@ -32,6 +34,8 @@ from offload_parity.unit_env import UnitEnv
 
 # A tree without a patch may compute for ever; the laws take less than a minute.
 _TIMEOUT_S = 600
+_IN_PLACE = " (in the series up to it)"
+_LAWS = ("laws", "--quick", "--jsonl")
 
 
 @dataclass(frozen=True)
@@ -75,84 +79,95 @@ def code_verdicts(
     ], set(itself["known"])
 
 
-def killer_of(env: UnitEnv, tree: Path, known: set[str]) -> str | None:
-    """The first thing that the laws find on a tree and that is not known.
+class Patches:
+    """Judges the series without each of its patches, a process each."""
 
-    Raises:
-        Broken: the simulation does not run there.
-    """
+    def __init__(self, release: Release, env: UnitEnv, jobs: int) -> None:
+        path = build_tree.ensure_patched(release)
+        self.names = [patch.name for patch in series.read_series(release).patches]
+        self._release = release
+        self._env = env
+        self._tree = build_tree.repo(path)
+        self._jobs = jobs
+        self._slots: queue.Queue[Overlay] = queue.Queue()
+        for slot in range(jobs):
+            self._slots.put(Overlay(mutants.overlay_root(release, slot), path))
+        # Two that write to one repository may get in each other's way.
+        self._git = threading.Lock()
 
-    def new(record: dict[str, Any]) -> bool:
-        return not known.issuperset(mutants.findings(record))
+    def verdicts(
+        self, excuses: Excuses, only: str, known: set[str]
+    ) -> Iterator[Verdict]:
+        """One after the other; ``known``: what the laws find on the patched tree."""
 
-    runner = Runner(
-        env.python, 1, accepted=(0, 1), show=False, until=new, timeout_s=_TIMEOUT_S
-    )
-    (ended,) = runner.run([Job(Tree("mutant", tree), ("laws", "--quick", "--jsonl"))])
-    found = (words for record in ended.records for words in mutants.findings(record))
-    return next((words for words in found if words not in known), None)
+        def one(number: int) -> Verdict:
+            name = f"without {self.names[number]}"
+            if self.names[number][:4] in excuses.unit_tests:
+                return Verdict(
+                    name + _IN_PLACE,
+                    mutants.failing_unit_test(
+                        self._tree, self._release, self._env, number
+                    ),
+                )
+            killer, how = self._killer(number, known)
+            return Verdict(name + how, killer, excuses.survivors.get(name[:12]))
 
-
-def patch_verdicts(
-    release: Release,
-    env: UnitEnv,
-    excuses: Excuses,
-    jobs: int,
-    only: str,
-    known: set[str],
-) -> list[Verdict]:
-    """Judge the series without each of its patches, a process each."""
-    path = build_tree.ensure_patched(release)
-    tree = build_tree.repo(path)
-    names = [patch.name for patch in series.read_series(release).patches]
-    numbers = [n for n, name in enumerate(names) if only in f"without {name}"]
-    slots: queue.Queue[Overlay] = queue.Queue()
-    for slot in range(jobs):
-        slots.put(Overlay(mutants.overlay_root(release, slot), path))
-
-    def laws(found: Without) -> str | None:
-        overlay = slots.get()
-        try:
-            overlay.show(mutants.changed_files(tree, found.commit))
-            return killer_of(env, overlay.path, known)
-        finally:
-            slots.put(overlay)
-
-    # Two that write to one repository may get in each other's way.
-    git = threading.Lock()
-
-    def one(number: int) -> Verdict:
-        with git:
-            found = mutants.without(tree, release, number)
-        if names[number][:4] in excuses.unit_tests:
-            killer = mutants.failing_unit_test(tree, release, env, found)
-        else:
+        chosen = [n for n, name in enumerate(self.names) if only in f"without {name}"]
+        with (
+            ThreadPoolExecutor(self._jobs) as pool,
+            tqdm(total=len(chosen), unit=" patches", disable=None) as bar,
+        ):
             try:
-                killer = laws(found)
-            except Broken:
-                # What builds on it applies, yet does not run without it.
-                with git:
-                    found = mutants.below(tree, release, number)
-                killer = laws(found)
-        also = ", ".join(name[:4] for name in found.dropped)
-        return Verdict(
-            f"without {names[number]}" + (f" (and {also})" if also else ""),
-            killer,
-            excuses.survivors.get(f"without {names[number][:4]}"),
-        )
-
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            verdicts = []
-            with tqdm(total=len(numbers), unit=" patches", disable=None) as bar:
-                for verdict in pool.map(one, numbers):
+                for verdict in pool.map(one, chosen):
                     bar.update()
                     bar.write(str(verdict))
-                    verdicts.append(verdict)
-            return verdicts
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+                    yield verdict
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _killer(self, number: int, known: set[str]) -> tuple[str | None, str]:
+        """What notices that a patch is missing, and from what it is missing."""
+        with self._git:
+            found = mutants.without(self._tree, self._release, number)
+        if not found.dropped:
+            try:
+                words = self._first(found.commit, known)
+            except Broken:
+                words = None
+            else:
+                if not (words and mutants.inconsistent(words)):
+                    return words, ""
+        # Later patches build on it: what it does in the series up to it counts.
+        before, after = mutants.around(self._tree, number)
+        with self._shown(after) as tree:
+            known = {w for r in self._run(tree) for w in mutants.findings(r)}
+        return self._first(before, known), _IN_PLACE
+
+    def _first(self, commit: str, known: set[str]) -> str | None:
+        def new(record: dict[str, Any]) -> bool:
+            return not known.issuperset(mutants.findings(record))
+
+        with self._shown(commit) as tree:
+            records = self._run(tree, new)
+        found = (words for record in records for words in mutants.findings(record))
+        return next((words for words in found if words not in known), None)
+
+    @contextmanager
+    def _shown(self, commit: str) -> Iterator[Path]:
+        overlay = self._slots.get()
+        try:
+            overlay.show(mutants.changed_files(self._tree, commit))
+            yield overlay.path
+        finally:
+            self._slots.put(overlay)
+
+    def _run(self, tree: Path, until=None) -> list[dict[str, Any]]:
+        runner = Runner(
+            self._env.python, 1, accepted=(0, 1), show=False, until=until,
+            timeout_s=_TIMEOUT_S,
+        )  # fmt: skip
+        return runner.run([Job(Tree("mutant", tree), _LAWS)])[0].records
 
 
 def faults(verdicts: list[Verdict], excuses: Excuses, known_patches: set[str]):
@@ -202,10 +217,11 @@ def cli(release, jobs, only) -> None:
         )
         for verdict in verdicts:
             click.echo(str(verdict))
-        verdicts += patch_verdicts(each, env, excuses, jobs, only, known)
+        taken_out = Patches(each, env, jobs)
+        verdicts += taken_out.verdicts(excuses, only, known)
         wrong = []
         if not only:
-            numbers = {p.name[:4] for p in series.read_series(each).patches}
+            numbers = {name[:4] for name in taken_out.names}
             wrong = list(faults(verdicts, excuses, numbers))
             click.echo(f"written to {shown(write(each, verdicts))}")
         survived = [v for v in verdicts if not v.killer and not v.excuse]

@@ -129,9 +129,10 @@ def test_a_patch_is_taken_out_and_what_builds_on_it(world: World) -> None:
     )
     first = mutants.without(tree, wanted, 0)
     assert first.dropped and first.dropped[-1].startswith("0003-")
-    assert mutants.below(tree, wanted, 2).dropped == (
-        next(p.name for p in wanted.folder.glob("0004-*")),
-    )
+    before_it, with_it = mutants.around(tree, 2)
+    titles = git(tree.path, "log", "--format=%s", f"base..{with_it}").splitlines()
+    assert len(titles) == 3
+    assert before_it == git(tree.path, "rev-parse", f"{with_it}^").strip()
     assert git(tree.path, "for-each-ref") == before
     assert git(tree.path, "status", "--porcelain") == ""
 
@@ -154,28 +155,53 @@ def record(*words: str) -> dict:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("found", "killer"),
-    [
-        ([record(), record("known")], None),
-        ([record("known"), record("known", "new")], "L1 g, 0, host: c [1]: new"),
-    ],
-)
-def test_what_the_laws_find_anyway_kills_nothing(
-    monkeypatch, tmp_path, found, killer
-) -> None:
-    class Told:
-        def __init__(self, *_, until, **__):
-            self.until = until
+@pytest.fixture
+def judged(monkeypatch, world: World):
+    """Verdicts on a patch of the world's series, from what runs of the laws find."""
 
-        def run(self, jobs):
-            assert [self.until(r) for r in found] == [False, killer is not None]
-            return [SimpleNamespace(records=found)]
+    def judge(patch: str, *runs: list[dict]) -> script.Verdict:
+        told = list(runs)
 
-    monkeypatch.setattr(script, "Runner", Told)
-    env = SimpleNamespace(python=Path("/x"))
-    known = {"L1 g, 0, host: c [1]: known"}
-    assert script.killer_of(env, tmp_path, known) == killer
+        class Told:
+            def __init__(self, *_, until, **__):
+                self.until = until or (lambda record: False)
+
+            def run(self, jobs):
+                records = []
+                for one in told.pop(0):
+                    records.append(one)
+                    if self.until(one):
+                        break
+                return [SimpleNamespace(records=records)]
+
+        monkeypatch.setattr(script, "Runner", Told)
+        env = SimpleNamespace(python=Path("/x"))
+        known = {"L1 g, 0, host: c [1]: known"}
+        patches = script.Patches(release.get(NEW), env, 1)
+        (verdict,) = patches.verdicts(mutants.Excuses(), f"without {patch}", known)
+        assert not told
+        return verdict
+
+    return judge
+
+
+def test_what_the_laws_find_anyway_kills_nothing(judged) -> None:
+    assert judged("0003", [record(), record("known")]).killer is None
+    new = [record("known"), record("known", "new"), record("newer")]
+    verdict = judged("0003", new)
+    assert verdict.killer == "L1 g, 0, host: c [1]: new"
+    assert verdict.name.endswith(".patch")
+
+
+def test_a_patch_that_others_need_counts_in_the_series_up_to_it(judged) -> None:
+    verdict = judged("0001", [record("old"), record("known")], [record("old", "new")])
+    assert verdict.killer == "L1 g, 0, host: c [1]: new"
+    assert verdict.name.endswith(".patch (in the series up to it)")
+    assert judged("0001", [record("old")], [record("old")]).killer is None
+    # It applies, yet what is there calls what is not.
+    broken = [record("TypeError in a.py:f: f() takes 1 argument")]
+    verdict = judged("0003", broken, [record("old")], [record("old")])
+    assert verdict.killer is None and verdict.name.endswith("up to it)")
 
 
 def test_survivors_and_stale_excuses_are_faults() -> None:

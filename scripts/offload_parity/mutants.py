@@ -14,6 +14,7 @@ excuses those that no law can notice, with the reason:
 import ast
 import copy
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Set
@@ -249,12 +250,15 @@ def without(tree: git.Repo, release: Release, number: int) -> Without:
         return Without(names[number], work.commit_id("HEAD"), tuple(dropped))
 
 
-def below(tree: git.Repo, release: Release, number: int) -> Without:
-    """The series up to a patch, which is taken out with all that follow."""
-    names = [patch.name for patch in patches.read_series(release).patches]
+def around(tree: git.Repo, number: int) -> tuple[str, str]:
+    """The commits of the series before a patch and with it."""
     ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
-    commit = tree.commit_id(f"{ids[number]}^")
-    return Without(names[number], commit, tuple(names[number + 1 :]))
+    return tree.commit_id(f"{ids[number]}^"), ids[number]
+
+
+def inconsistent(finding: str) -> bool:
+    """Whether it says that code calls what is not there, which any change may do."""
+    return bool(re.search(r": (Type|Attribute|Name|Import)Error in ", finding))
 
 
 def changed_files(tree: git.Repo, commit: str) -> dict[str, bytes | None]:
@@ -271,19 +275,20 @@ def findings(record: dict[str, Any]) -> list[str]:
 
 
 def failing_unit_test(
-    tree: git.Repo, release: Release, env: UnitEnv, found: Without
+    tree: git.Repo, release: Release, env: UnitEnv, number: int
 ) -> str | None:
-    """The first of the patch's own tests that fails without it, None if none does."""
+    """The first of a patch's own tests that fails before it, None if none does."""
     names = [patch.name for patch in patches.read_series(release).patches]
     commits, _ = proof.read_commits(tree, names)
-    (claims,) = (c.claims for c in commits if c.patch == found.patch)
+    (claims,) = (c.claims for c in commits if c.patch == names[number])
     tests = [claim.test for claim in claims]
-    tip = tree.commit_id("HEAD")
-    with tree.worktree(found.commit) as work:
-        work.run("checkout", "-q", tip, "--", "tests")
+    before, after = around(tree, number)
+    with tree.worktree(before) as work:
+        work.run("checkout", "-q", after, "--", "tests")
         run = upstream_tests.run_pytest(
             env, work.path, upstream_tests.files_of(tests),
-            upstream_tests.report_log(release, f"mutant-{found.patch[:4]}"), only=tests,
+            upstream_tests.report_log(release, f"mutant-{names[number][:4]}"),
+            only=tests,
         )  # fmt: skip
     for outcome in run.outcomes.values():
         if outcome.outcome in ("failed", "error"):
