@@ -11,6 +11,7 @@ import queue
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -94,6 +95,8 @@ class Patches:
             self._slots.put(Overlay(mutants.overlay_root(release, slot), path))
         # Two that write to one repository may get in each other's way.
         self._git = threading.Lock()
+        self._found: dict[str, list[str]] = {}
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def verdicts(
         self, excuses: Excuses, only: str, known: set[str]
@@ -140,9 +143,17 @@ class Patches:
                     return words, ""
         # Later patches build on it: what it does in the series up to it counts.
         before, after = mutants.around(self._tree, number)
-        with self._shown(after) as tree:
-            known = {w for r in self._run(tree) for w in mutants.findings(r)}
-        return self._first(before, known), _IN_PLACE
+        known = set(self._all(after))
+        return next((w for w in self._all(before) if w not in known), None), _IN_PLACE
+
+    def _all(self, commit: str) -> list[str]:
+        """What the laws find there; asked for once, though two patches need it."""
+        with self._locks[commit]:
+            if commit not in self._found:
+                with self._shown(commit) as tree:
+                    records = self._run(tree)
+                self._found[commit] = [w for r in records for w in mutants.findings(r)]
+            return self._found[commit]
 
     def _first(self, commit: str, known: set[str]) -> str | None:
         def new(record: dict[str, Any]) -> bool:
