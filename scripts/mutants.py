@@ -36,7 +36,6 @@ from offload_parity.unit_env import UnitEnv
 # A tree without a patch may compute for ever; the laws take less than a minute.
 _TIMEOUT_S = 600
 _IN_PLACE = " (in the series up to it)"
-_LAWS = ("laws", "--quick", "--jsonl")
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,22 @@ class Verdict:
         )
 
 
+def judged(
+    env: UnitEnv, tree: Path, file: Path | None = None, jobs: int = 1, show: bool = True
+) -> list[dict[str, Any]]:
+    """The record on a tree itself and those on the mutants of a file.
+
+    Raises:
+        Broken: the simulation does not run there.
+    """
+    options = ("--jobs", str(jobs)) + (("--file", str(file)) if file else ())
+    runner = Runner(
+        env.python, 1, unit="mutant", show=show, timeout_s=None if file else _TIMEOUT_S
+    )
+    (ended,) = runner.run([Job(Tree("patched", tree), ("mutants", *options))])
+    return ended.records
+
+
 def code_verdicts(
     release: Release, env: UnitEnv, excuses: Excuses, jobs: int, only: str
 ) -> tuple[list[Verdict], set[str]]:
@@ -69,12 +84,8 @@ def code_verdicts(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "mutants.jsonl"
     mutants.write(work, file)
-    arguments = ("mutants", str(file), "--jobs", str(jobs))
-    (ended,) = Runner(env.python, 1, unit="mutant").run(
-        [Job(Tree("patched", tree), arguments)]
-    )
-    itself, *judged = ended.records
-    killers = {record["mutant"]: record["killer"] for record in judged}
+    itself, *records = judged(env, tree, file, jobs)
+    killers = {record["mutant"]: record["killer"] for record in records}
     return [
         Verdict(m.name, killers[m.name], excuses.survivors.get(m.name)) for m in work
     ], set(itself["known"])
@@ -135,7 +146,7 @@ class Patches:
             found = mutants.without(self._tree, self._release, number)
         if not found.dropped:
             try:
-                words = self._first(found.commit, known)
+                words = _first(self._findings(found.commit), known)
             except Broken:
                 words = None
             else:
@@ -143,26 +154,16 @@ class Patches:
                     return words, ""
         # Later patches build on it: what it does in the series up to it counts.
         before, after = mutants.around(self._tree, number)
-        known = set(self._all(after))
-        return next((w for w in self._all(before) if w not in known), None), _IN_PLACE
+        return _first(self._findings(before), set(self._findings(after))), _IN_PLACE
 
-    def _all(self, commit: str) -> list[str]:
+    def _findings(self, commit: str) -> list[str]:
         """What the laws find there; asked for once, though two patches need it."""
         with self._locks[commit]:
             if commit not in self._found:
                 with self._shown(commit) as tree:
-                    records = self._run(tree)
-                self._found[commit] = [w for r in records for w in mutants.findings(r)]
+                    itself, *_ = judged(self._env, tree, show=False)
+                self._found[commit] = itself["known"]
             return self._found[commit]
-
-    def _first(self, commit: str, known: set[str]) -> str | None:
-        def new(record: dict[str, Any]) -> bool:
-            return not known.issuperset(mutants.findings(record))
-
-        with self._shown(commit) as tree:
-            records = self._run(tree, new)
-        found = (words for record in records for words in mutants.findings(record))
-        return next((words for words in found if words not in known), None)
 
     @contextmanager
     def _shown(self, commit: str) -> Iterator[Path]:
@@ -173,12 +174,9 @@ class Patches:
         finally:
             self._slots.put(overlay)
 
-    def _run(self, tree: Path, until=None) -> list[dict[str, Any]]:
-        runner = Runner(
-            self._env.python, 1, accepted=(0, 1), show=False, until=until,
-            timeout_s=_TIMEOUT_S,
-        )  # fmt: skip
-        return runner.run([Job(Tree("mutant", tree), _LAWS)])[0].records
+
+def _first(findings: list[str], known: set[str]) -> str | None:
+    return next((words for words in findings if words not in known), None)
 
 
 def faults(verdicts: list[Verdict], excuses: Excuses, known_patches: set[str]):

@@ -148,37 +148,18 @@ def test_excuses_are_read_and_checked(world: World) -> None:
         mutants.excuses(wanted)
 
 
-def record(*words: str) -> dict:
-    return {
-        "law": "L1", "geometry": "g", "retention": 0, "tier": "host", "case": "c [1]",
-        "words": list(words), "ok": not words,
-    }  # fmt: skip
-
-
 @pytest.fixture
 def judged(monkeypatch, world: World):
     """Verdicts on a patch of the world's series, from what runs of the laws find."""
 
-    def judge(patch: str, *runs: list[dict]) -> script.Verdict:
+    def judge(patch: str, *runs: list[str]) -> script.Verdict:
         told = list(runs)
-
-        class Told:
-            def __init__(self, *_, until, **__):
-                self.until = until or (lambda record: False)
-
-            def run(self, jobs):
-                records = []
-                for one in told.pop(0):
-                    records.append(one)
-                    if self.until(one):
-                        break
-                return [SimpleNamespace(records=records)]
-
-        monkeypatch.setattr(script, "Runner", Told)
+        monkeypatch.setattr(
+            script, "judged", lambda *_, **__: [{"known": told.pop(0), "seconds": 1}]
+        )
         env = SimpleNamespace(python=Path("/x"))
-        known = {"L1 g, 0, host: c [1]: known"}
         patches = script.Patches(release.get(NEW), env, 1)
-        (verdict,) = patches.verdicts(mutants.Excuses(), f"without {patch}", known)
+        (verdict,) = patches.verdicts(mutants.Excuses(), f"without {patch}", {"known"})
         assert not told
         return verdict
 
@@ -186,22 +167,37 @@ def judged(monkeypatch, world: World):
 
 
 def test_what_the_laws_find_anyway_kills_nothing(judged) -> None:
-    assert judged("0003", [record(), record("known")]).killer is None
-    new = [record("known"), record("known", "new"), record("newer")]
-    verdict = judged("0003", new)
-    assert verdict.killer == "L1 g, 0, host: c [1]: new"
-    assert verdict.name.endswith(".patch")
+    assert judged("0003", ["known"]).killer is None
+    verdict = judged("0003", ["known", "new", "newer"])
+    assert verdict.killer == "new" and verdict.name.endswith(".patch")
 
 
 def test_a_patch_that_others_need_counts_in_the_series_up_to_it(judged) -> None:
-    verdict = judged("0001", [record("old"), record("known")], [record("old", "new")])
-    assert verdict.killer == "L1 g, 0, host: c [1]: new"
+    verdict = judged("0001", ["old", "new"], ["old", "known"])
+    assert verdict.killer == "new"
     assert verdict.name.endswith(".patch (in the series up to it)")
-    assert judged("0001", [record("old")], [record("old")]).killer is None
+    assert judged("0001", ["old"], ["old"]).killer is None
     # It applies, yet what is there calls what is not.
-    broken = [record("TypeError in a.py:f: f() takes 1 argument")]
-    verdict = judged("0003", broken, [record("old")], [record("old")])
+    broken = ["L5 c: TypeError in a.py:f: f() takes 1 argument"]
+    verdict = judged("0003", broken, ["old"], ["old"])
     assert verdict.killer is None and verdict.name.endswith("up to it)")
+
+
+def test_mutants_are_read_from_a_run(monkeypatch, tmp_path) -> None:
+    records = [{"known": []}, {"mutant": "m", "killer": None}]
+
+    class Told:
+        def __init__(self, *_, **__):
+            pass
+
+        def run(self, jobs):
+            (job,) = jobs
+            assert job.arguments == ("mutants", "--jobs", "2", "--file", "f")
+            return [SimpleNamespace(records=records)]
+
+    monkeypatch.setattr(script, "Runner", Told)
+    env = SimpleNamespace(python=Path("/x"))
+    assert script.judged(env, tmp_path, Path("f"), 2) == records
 
 
 def test_survivors_and_stale_excuses_are_faults() -> None:
@@ -232,17 +228,12 @@ def test_a_verdict_says_what_became_of_a_mutant() -> None:
     assert "by L1" in str(script.Verdict("x", "L1 …"))
 
 
-def test_a_run_ends_with_the_first_finding(tmp_path) -> None:
+def test_a_run_that_does_not_end_is_broken(tmp_path) -> None:
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(
-        '#!/bin/sh\necho "{\\"n\\": 1}"\necho "{\\"n\\": 2}"\nexec sleep 60\n'
-    )
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o755)
-    job = simulation.Job(simulation.Tree("m", tmp_path), ("laws",))
-    runner = simulation.Runner(python, 1, until=lambda r: r["n"] == 2, show=False)
-    (ended,) = runner.run([job])
-    assert [r["n"] for r in ended.records] == [1, 2]
+    job = simulation.Job(simulation.Tree("m", tmp_path), ("mutants",))
     with pytest.raises(simulation.Broken, match="did not end in 0 s") as broken:
         simulation.Runner(python, 1, timeout_s=0.3, show=False).run([job])
     assert broken.value.why == "it did not end in 0 s"

@@ -20,7 +20,6 @@ import tomllib
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from . import build_tree, git, patches, proof, upstream_tests
 from .errors import UserError
@@ -258,20 +257,13 @@ def around(tree: git.Repo, number: int) -> tuple[str, str]:
 
 def inconsistent(finding: str) -> bool:
     """Whether it says that code calls what is not there, which any change may do."""
-    return bool(re.search(r": (Type|Attribute|Name|Import)Error in ", finding))
+    return bool(re.search(r": (Type|Attribute|Name|Import)Error", finding))
 
 
 def changed_files(tree: git.Repo, commit: str) -> dict[str, bytes | None]:
     """vLLM's own files at a commit that differ from the series' tip, None if gone."""
     paths = tree.lines("diff", "--name-only", "--no-renames", commit, "HEAD", "vllm")
     return {path: tree.content(commit, path) for path in paths}
-
-
-def findings(record: dict[str, Any]) -> list[str]:
-    """What a verdict of the laws finds, in the words of ``parity mutants``."""
-    where = f"{record['geometry']}, {record['retention']}, {record['tier']}"
-    about = f"{record['law']} {where}: {record['case']}"
-    return [f"{about}: {words}" for words in record["words"]]
 
 
 def failing_unit_test(

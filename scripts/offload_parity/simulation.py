@@ -13,7 +13,7 @@ it broke.
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,8 +111,6 @@ class Runner:
             that reports findings are 0 and 1.
         unit: what a record is called on the bar.
         show: whether there is a bar.
-        until: a run ends at once, its status 0, with the first record for which this
-            is true.
         timeout_s: a run that takes longer is broken.
     """
 
@@ -124,7 +122,6 @@ class Runner:
         accepted: Sequence[int] = (0,),
         unit: str = "record",
         show: bool = True,
-        until: Callable[[dict[str, Any]], bool] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         self._python = python
@@ -132,7 +129,6 @@ class Runner:
         self._accepted = accepted
         self._unit = unit
         self._show = show
-        self._until = until
         self._timeout_s = timeout_s
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
@@ -178,22 +174,16 @@ class Runner:
         timer = threading.Timer(self._timeout_s or 0, process.kill)
         if self._timeout_s:
             timer.start()
-        enough = False
         with process:
             reader = threading.Thread(target=lambda: complaints.extend(process.stderr))
             reader.start()
             for line in process.stdout:
-                if self._take(line, ended, bar):
-                    enough = True
-                    process.kill()
-                    break
+                self._take(line, ended, bar)
             reader.join()
         late = self._timeout_s is not None and timer.finished.is_set()
         timer.cancel()
         with self._lock:
             self._running.discard(process)
-        if enough:
-            return ended
         ended.status = process.returncode
         if late:
             self._break(job, f"it did not end in {self._timeout_s:.0f} s")
@@ -215,20 +205,18 @@ class Runner:
             why,
         )
 
-    def _take(self, line: str, ended: Ended, bar: tqdm) -> bool:
-        """Take a line in; whether it is the one to end with."""
+    def _take(self, line: str, ended: Ended, bar: tqdm) -> None:
         if not line.startswith("{"):
             ended.said.append(line.rstrip("\n"))
-            return False
+            return
         record = json.loads(line)
         with self._lock:
             if record.keys() == {"total"}:
                 bar.total += record["total"]
                 bar.refresh()
-                return False
+                return
             bar.update()
         ended.records.append({"tree": ended.job.tree.label, **record})
-        return self._until is not None and self._until(ended.records[-1])
 
     def _stop(self) -> None:
         with self._lock:

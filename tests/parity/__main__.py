@@ -210,17 +210,17 @@ def fuzz(seconds, seed, stock, modes, names, findings, write) -> None:
 
 
 @cli.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--jobs", default=1, show_default=True, help="Mutants at a time.")
 def mutants(file, jobs) -> None:
-    """Print one JSON line on the tree itself and one per mutant of a file."""
+    """Print one JSON line on the tree itself and one per mutant of the file."""
     from . import planted
 
-    work = planted.read(file)
+    work = planted.read(file) if file else []
     print(json.dumps({"total": len(work) + 1}), flush=True)
     _settle()
     judge = planted.Judge(planted.cases())
-    known = {"known": sorted(judge.known), "seconds": judge.seconds}
+    known = {"known": list(judge.known), "seconds": judge.seconds}
     print(json.dumps(known), flush=True)
     for mutant, killer in judge.killers(work, jobs):
         print(json.dumps({"mutant": mutant.name, "killer": killer}), flush=True)

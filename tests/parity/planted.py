@@ -19,10 +19,10 @@ from types import CodeType
 from typing import Any
 
 from . import contract
-from .geometry import GPT_OSS, MAMBA, MAMBA_MTP, PURE_SWA, SMALL
+from .geometry import GPT_OSS, MAMBA, MAMBA_MTP, PURE_SWA, SMALL, SMALL_NO_EAGLE, SPREAD
 from .history import Case, Event, Setup
 from .plan import plan
-from .scenarios import fixed, retentions, room, siblings
+from .scenarios import conversation, fixed, retentions, room
 
 # Forked children share what is imported.
 _FORK = multiprocessing.get_context("fork")
@@ -74,22 +74,27 @@ def _code(outer: CodeType, function: str) -> CodeType:
     raise LookupError(f"no function {function}")
 
 
-def findings(case: Case, useful: bool) -> Iterator[str]:
+def _findings(case: Case, useful: bool) -> Iterator[str]:
     """What is wrong with a case, each as law, setup, case and words."""
     setup = case.setup
     where = f"{setup.geometry.name}, {setup.retention}, {setup.tier}: {case.name}"
-    for verdict in contract.judge(case, ledger=False, useful=useful):
-        for words in verdict.words:
-            yield f"{verdict.law} {where} [{case.digest}]: {words}"
+    where += f" [{case.digest}]"
+    try:
+        for verdict in contract.judge(case, ledger=False, useful=useful):
+            for words in verdict.words:
+                yield f"{verdict.law} {where}: {words}"
+    except Exception as error:
+        yield f"L5 {where}: {type(error).__name__}: {error}"
 
 
 def cases() -> list[tuple[Case, bool]]:
     """The quick cases, and those of what decides only there.
 
     Chunks of several blocks; Mamba groups, which keep fewest positions, so that each
-    one counts; and `_special`.
+    one counts; context parallelism; and `_special`.
     """
     more = ((SMALL, 2), (GPT_OSS, 2), (MAMBA, 1), (MAMBA_MTP, 1))
+    more += tuple((geometry, 1) for geometry in SPREAD)
     return with_dense(
         plan(sample=10, quick=True)
         + [x for geometry, factor in more for x in fixed(geometry, factor, some=True)]
@@ -98,12 +103,13 @@ def cases() -> list[tuple[Case, bool]]:
 
 
 def _special() -> Iterator[Case]:
-    """What no decoded token completes, and a chunk of which the GPU lacks a block."""
-    short = siblings(11 * SMALL.gpu_alignment + 3, 2)
-    for retention in retentions(SMALL):
-        options = room(SMALL, short.history, "host") | {"offload_prompt_only": True}
-        setup = Setup(SMALL, retention, "host", options=tuple(options.items()))
-        yield Case(f"{short.name}, prompts only", "hits", setup, short.history)
+    """A boundary that decoded tokens reach, and a GPU hit with part of a chunk."""
+    a = SMALL_NO_EAGLE.gpu_alignment
+    turns = conversation(11 * a - 1, a, a + 3, 2)
+    for retention in retentions(SMALL_NO_EAGLE):
+        options = tuple(room(SMALL_NO_EAGLE, turns.history, "gpu").items())
+        setup = Setup(SMALL_NO_EAGLE, retention, "gpu", options=options)
+        yield Case(turns.name, "hits", setup, turns.history)
     for length in (177, 193, 209):
         send = Event("send", ((1, length),))
         history = (send, Event("reset_host"), send, Event("reset_gpu"), send)
@@ -130,7 +136,7 @@ class Judge:
     """Plays cases on the tree itself, then on its mutants up to the first finding.
 
     Attributes:
-        known: findings of the tree itself, which kill no mutant.
+        known: findings of the tree itself, which kill no mutant, as they came.
         seconds: how long the cases took on it.
     """
 
@@ -138,11 +144,11 @@ class Judge:
         self._cases = cases
         # The tree itself sets the marks; and it is faster than to play them again.
         contract._dense = lru_cache(maxsize=None)(contract._dense.__wrapped__)
-        self.known: set[str] = set()
+        self.known: dict[str, None] = {}
         took = []
         for case, useful in cases:
             began = time.monotonic()
-            self.known.update(findings(case, useful))
+            self.known.update(dict.fromkeys(_findings(case, useful)))
             took.append(time.monotonic() - began)
         self.seconds = sum(took)
         # The quick ones first; what killed a mutant goes before all.
@@ -154,12 +160,9 @@ class Judge:
         """The first case that has a finding of its own, and that; plants for good."""
         plant(mutant)
         for index in self._order:
-            try:
-                for words in findings(*self._cases[index]):
-                    if words not in self.known:
-                        return index, words
-            except Exception as error:
-                return index, f"{type(error).__name__}: {error}"
+            for words in _findings(*self._cases[index]):
+                if words not in self.known:
+                    return index, words
         return None, None
 
     def killers(

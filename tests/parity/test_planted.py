@@ -68,7 +68,7 @@ def test_known_findings_kill_nothing(judge, monkeypatch):
     first = judge._order[0]
     monkeypatch.setattr(judge, "_cases", [judge._cases[first]])
     monkeypatch.setattr(judge, "_order", [0])
-    monkeypatch.setattr(judge, "known", judge.known | {words})
+    monkeypatch.setattr(judge, "known", judge.known | {words: None})
     ((_, other),) = judge.killers([broken], 1)
     assert other != words
 
