@@ -5,8 +5,9 @@ A mutant is the tree with one patch taken out, or with one comparison, sum or co
 changed in a function that decides what is kept. ``patches/<release>/mutants.toml``
 excuses those that no law can notice, with the reason:
 
-    [survivors]        # equivalent to the original; the key is the mutant's name
+    [survivors]        # what cannot be noticed; the key is the mutant's name
     "function: old => new" = "reason"
+    "without 0001" = "reason"
     [unit_tests]       # patches of code that the simulation does not run
     "0003" = "reason"
 """
