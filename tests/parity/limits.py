@@ -5,12 +5,13 @@ Their findings are counted apart; a test plays each one's case, so that a limit 
 gone is noticed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from .geometry import MAMBA, MAMBA_FINE, STATES, WHOLE, Geometry
+from .geometry import GEMMA, MAMBA, MAMBA_FINE, MAMBA_MTP, STATES, WHOLE, Geometry
 from .history import Case, Setup
-from .scenarios import Scenario, replay, room, siblings
+from .scenarios import Scenario, extension, replay, room, siblings
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Limit:
         tiers: see `Setup`.
         why: the reason.
         case: makes the smallest case that shows it.
+        when: which setups fall under it, given what the law measured (`Verdict.more`).
     """
 
     release: str
@@ -32,19 +34,39 @@ class Limit:
     tiers: tuple[str, ...]
     why: str
     case: Callable[[], Case]
+    when: Callable[[Setup, Mapping[str, Any]], bool] = lambda setup, more: True
 
     def __str__(self) -> str:
         places = "/".join(self.geometries)
         return f"{self.law} of {places}, {' and '.join(self.tiers)}: {self.why}"
 
 
-def _on_host(scenario: Scenario, geometry: Geometry) -> Callable[[], Case]:
+def _case(
+    scenario: Scenario,
+    geometry: Geometry,
+    mode: str = "hits",
+    blocks_per_chunk: int = 1,
+    **more: int,
+) -> Callable[[], Case]:
     def make() -> Case:
-        options = tuple(room(geometry, scenario.history, "host").items())
-        setup = Setup(geometry, 0, "host", options=options)
-        return Case(scenario.name, "hits", setup, scenario.history)
+        tier = "both" if mode == "mixed" else "host"
+        options = room(geometry, scenario.history, tier) | more
+        setup = Setup(geometry, 0, tier, blocks_per_chunk, tuple(options.items()))
+        return Case(scenario.name, mode, setup, scenario.history)
 
     return make
+
+
+def _in_larger_chunks(setup: Setup, _: Mapping[str, Any]) -> bool:
+    return setup.blocks_per_chunk > 1
+
+
+def _by_less_than_a_chunk(setup: Setup, more: Mapping[str, Any]) -> bool:
+    return (
+        setup.blocks_per_chunk > 1
+        and more["both"] == more["gpu"]
+        and more["host"] - more["gpu"] < setup.host_alignment
+    )
 
 
 _PARTS = (
@@ -59,7 +81,29 @@ LIMITS = (
         ("host", "both"),
         "a state exists only where a step ends, and the scheduler ends one at the "
         "junction that the GPU shows, not at one that only the host shows",
-        _on_host(siblings(64, 64, 3), MAMBA),
+        _case(siblings(64, 64, 3), MAMBA),
+    ),
+    *(
+        Limit(
+            "0.33.0",
+            law,
+            (MAMBA_MTP.name,),
+            ("host", "both"),
+            "in chunks of several blocks: the scheduler ends a step one block below a "
+            "prompt's last, and the host's peek takes a chunk",
+            _case(scenario, MAMBA_MTP, "hits", 2, max_num_batched_tokens=101),
+            _in_larger_chunks,
+        )
+        for law, scenario in (("L1", replay(321)), ("L2", extension(320, 1)))
+    ),
+    Limit(
+        "0.33.0",
+        "L8",
+        (GEMMA.name,),
+        ("both",),
+        "less than one chunk is not loaded, which vLLM's own tests ask for",
+        _case(replay(291), GEMMA, "mixed", 2),
+        _by_less_than_a_chunk,
     ),
     *(
         Limit(
@@ -68,7 +112,7 @@ LIMITS = (
             (MAMBA_FINE.name,),
             ("gpu", "host", "both"),
             _PARTS,
-            _on_host(replay(92), MAMBA_FINE),
+            _case(replay(92), MAMBA_FINE),
         )
         for law in ("L6", "L7")
     ),
@@ -80,20 +124,21 @@ LIMITS = (
             ("host", "both"),
             "its lookup may end a token short of a block, at the prompt's last token, "
             "so a window of whole blocks is stored with one block more",
-            _on_host(replay(368), WHOLE),
+            _case(replay(368), WHOLE),
         )
         for law in ("L6", "L7")
     ),
 )
 
 
-def of(release: str, law: str, setup: Setup) -> Limit | None:
-    """The limit that a law's findings fall under, if any."""
+def of(release: str, law: str, setup: Setup, more: Mapping[str, Any]) -> Limit | None:
+    """The limit that a law's findings fall under, if any; `more` as in `Limit.when`."""
     for limit in LIMITS:
         if (
             (limit.release, limit.law) == (release, law)
             and setup.geometry.name in limit.geometries
             and setup.tier in limit.tiers
+            and limit.when(setup, more)
         ):
             return limit
     return None
