@@ -212,8 +212,6 @@ def _crowded(draw: Any, geometries: Sequence[Geometry]) -> Case:
         elif step.kind == "abort":
             history.append(Event("abort", count=step.ref))
         else:
-            if step.kind == "reset_host":
-                history.append(Event("drain"))
             history.append(Event(step.kind))
     longest = _LONGEST * align + 40
     need = sum(-(-longest // group.block) + 3 for group in setup.geometry.groups)
