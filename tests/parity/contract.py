@@ -227,7 +227,9 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         return verdicts.setdefault(law, new)
 
     owed: list[int | None] = []
-    for number, (one, law) in enumerate(_demands(case, sent, marks)):
+    for number, (one, law) in enumerate(
+        _demands(case, sent, marks, [s.hit for s in dense])
+    ):
         owed.append(None if law is None or law.excused else law.hit)
         if law is None:
             continue
@@ -256,7 +258,9 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
     return list(verdicts.values())
 
 
-def _demands(case: Case, sent: list[Sent], marks: list[int]) -> Iterator[tuple]:
+def _demands(
+    case: Case, sent: list[Sent], marks: list[int], dense: list[int]
+) -> Iterator[tuple]:
     laws = Laws(case.setup)
     number = 0
     for event in case.history:
@@ -269,7 +273,7 @@ def _demands(case: Case, sent: list[Sent], marks: list[int]) -> Iterator[tuple]:
         if number >= min(len(sent), len(marks)):
             return
         one = sent[number]
-        yield one, laws.demand(one.tokens, marks[number])
+        yield one, laws.demand(one.tokens, marks[number], dense[number])
         laws.add(one)
         number += 1
 

@@ -73,8 +73,17 @@ class Laws:
         """Tokens that a prompt shares with some earlier text."""
         return max((common_prefix(tokens, sent.text) for sent in self._sent), default=0)
 
-    def demand(self, tokens: list[int], dense_hit: int) -> Demand | None:
-        """The law that speaks of a prompt, and what it asks for; None if none does."""
+    def demand(
+        self, tokens: list[int], dense_hit: int, own_hit: int | None = None
+    ) -> Demand | None:
+        """The law that speaks of a prompt, and what it asks for; None if none does.
+
+        Args:
+            tokens: the prompt.
+            dense_hit: what dense retention hits.
+            own_hit: what it hits on the tier in question, if another tier's counts,
+                too.
+        """
         shared = self.shared(tokens)
         if not shared:
             return None
@@ -89,7 +98,8 @@ class Laws:
                 return Demand("L2", mark)
             if shared > len(sent.tokens):
                 # It repeats decoded text: the prompt's own boundary is owed.
-                limit = max(limit or 0, self._boundary(len(sent.tokens), shared))
+                own = dense_hit if own_hit is None else own_hit
+                limit = max(limit or 0, self._boundary(len(sent.tokens), shared, own))
         if limit is not None:
             return Demand("L2", min(dense_hit, limit) // self._align * self._align)
         if self._has_junctions and any(
@@ -110,14 +120,16 @@ class Laws:
             return Demand("L4", mark, excused) if near else None
         return None
 
-    def _boundary(self, prompt: int, shared: int) -> int:
+    def _boundary(self, prompt: int, shared: int, dense_hit: int) -> int:
         """Up to where a turn resumes that repeats `shared` tokens, more than a prompt.
 
         The prompt's last position, if decoded tokens complete its peek block; a Mamba
-        group would keep a whole state for it.
+        group would keep a whole state for it. Dense retention has to serve it as well:
+        0.25.1 leaves a drafter's last decoded chunk out of the store.
         """
         last = prompt // self._align * self._align
-        if self._has_turns and last + self._setup.largest_peek <= shared:
+        complete = last + self._setup.largest_peek <= shared
+        if self._has_turns and complete and last <= dense_hit:
             return last
         return prompt - self._setup.largest_peek
 

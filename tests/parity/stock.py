@@ -11,13 +11,13 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     `patched` is an L6 verdict, `stock` one or what `contract.figures` returns. Where
     stock stores with sparse retention all that it stores with dense and the patched
     tree does not, stock's hits have a price that sparse retention is there to avoid:
-    then a send need only hit what L1 to L4 ask for.
+    then a send need only hit what L1 to L4 ask for. All sends together are counted:
+    with another retention the GPU hits otherwise, so another send stores a chunk.
     """
     align = patched["align"]
-    ignores = (
-        stock["stored"] == stock["dense_stored"]
-        and patched["stored"] != patched["dense_stored"]
-    )
+    ignores = sum(stock["stored"]) == sum(stock["dense_stored"]) and sum(
+        patched["stored"]
+    ) != sum(patched["dense_stored"])
     words = []
     for number, (mine, theirs, owed) in enumerate(
         zip(patched["hits"], stock["hits"], patched["owed"], strict=False)
