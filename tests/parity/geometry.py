@@ -191,6 +191,7 @@ MAMBA_MTP = Geometry(
 )
 # Hits that end inside a block, whose state is copied before it is written on.
 MAMBA_FINE = replace(MAMBA, name="mamba-fine", match=8)
+MAMBA_FINE_MTP = replace(MAMBA_MTP, name="mamba-fine-mtp", match=8)
 STATES = (MAMBA, MAMBA_MTP, MAMBA_FINE)
 
 # Decode context parallelism: everything spread, and a drafter that is on every rank.
@@ -232,6 +233,7 @@ GEOMETRIES = {
         PURE_SWA,
         PURE_FULL,
         *STATES,
+        MAMBA_FINE_MTP,
         *SPREAD,
         UNFLAGGED,
         STRADDLING,

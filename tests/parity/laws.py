@@ -136,18 +136,20 @@ class Laws:
     def add(self, sent: Sent) -> None:
         """A send is done."""
         shared = self.shared(sent.tokens)
-        if shared and shows_parting(shared, len(sent.tokens), self._align):
+        if shared and shows_parting(self._setup, shared, len(sent.tokens), self._align):
             self._junctions.append((shared, sent.tokens))
         self._sent.append(sent)
 
 
-def shows_parting(shared: int, prompt: int, align: int) -> bool:
-    """Whether a prompt has a whole block past `shared` tokens.
+def shows_parting(setup: Setup, shared: int, prompt: int, align: int) -> bool:
+    """Whether the tier sees that a prompt parts after `shared` tokens.
 
     Only whole blocks have hashes: one that ends before looks like a resend or a
-    truncated prompt, which may keep nothing more.
+    truncated prompt, which may keep nothing more. The GPU does not look at the last
+    token, which is always computed; in the host the prompt's last block is missed, too.
     """
-    return shared // align < (prompt - 1) // align
+    last = prompt - 1 if setup.tier == "gpu" else prompt
+    return shared // align < last // align
 
 
 def positions(
@@ -181,10 +183,8 @@ def positions(
         name("edit", extension - align)
     for place in shared:
         junction = place // align * align
-        # The host looks at a prompt's last whole block, too, and may keep what it
-        # shows. The scheduler stops for a Mamba state at any junction of the GPU.
-        last = prompt if on_gpu else prompt + 1
-        if shows_parting(place, last, align) or "mamba" in kinds:
+        # The scheduler stops for a Mamba state at any junction of the GPU.
+        if shows_parting(setup, place, prompt, align) or "mamba" in kinds:
             name("junction", junction)
             if peek:
                 name("junction", junction - align)

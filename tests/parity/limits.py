@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .geometry import GEMMA, MAMBA, MAMBA_FINE, MAMBA_MTP, STATES, WHOLE, Geometry
+from .geometry import (
+    GEMMA,
+    MAMBA,
+    MAMBA_FINE,
+    MAMBA_FINE_MTP,
+    MAMBA_MTP,
+    STATES,
+    WHOLE,
+    Geometry,
+)
 from .history import Case, Setup
 from .scenarios import Scenario, extension, replay, room, siblings
 
@@ -74,10 +83,22 @@ _PARTS = (
     "keys of their own"
 )
 LIMITS = (
+    *(
+        Limit(
+            "0.33.0",
+            law,
+            (MAMBA_FINE_MTP.name,),
+            ("host", "both"),
+            "of a request that loaded nothing the state inside a block is left to the "
+            "GPU (_build_partial_tail_store_jobs)",
+            _case(scenario, MAMBA_FINE_MTP),
+        )
+        for law, scenario in (("L1", replay(92)), ("L2", extension(92, 8)))
+    ),
     Limit(
         "0.33.0",
         "L3",
-        tuple(geometry.name for geometry in STATES),
+        tuple(geometry.name for geometry in (*STATES, MAMBA_FINE_MTP)),
         ("host", "both"),
         "a state exists only where a step ends, and the scheduler ends one at the "
         "junction that the GPU shows, not at one that only the host shows",
@@ -109,7 +130,7 @@ LIMITS = (
         Limit(
             "0.33.0",
             law,
-            (MAMBA_FINE.name,),
+            (MAMBA_FINE.name, MAMBA_FINE_MTP.name),
             ("gpu", "host", "both"),
             _PARTS,
             _case(replay(92), MAMBA_FINE),

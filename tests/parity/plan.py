@@ -12,6 +12,7 @@ from .geometry import (
     GEMMA,
     GLM,
     GPT_OSS,
+    MAMBA_FINE_MTP,
     PURE_FULL,
     PURE_SWA,
     SMALL,
@@ -43,6 +44,7 @@ _FIXED = (
     (SMALL, 4, True),
     (GPT_OSS, 2, True),
     (GPT_OSS, 4, True),
+    (MAMBA_FINE_MTP, 1, True),
     *((geometry, 1, True) for geometry in (UNFLAGGED, WHOLE, *SPREAD, *STATES)),
 )
 _CROWDED = (SMALL, GPT_OSS, EXAONE_SWA)

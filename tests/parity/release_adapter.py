@@ -76,6 +76,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import ( 
 )
 from vllm.model_executor.models import registry  # noqa: E402
 from vllm.utils.hashing import sha256  # noqa: E402
+from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.core.kv_cache_utils import (  # noqa: E402
     get_block_hash,
     get_group_id,
@@ -690,6 +691,14 @@ def build(
         scheduler_block, hash_block = resolve_kv_cache_block_sizes(
             kv_cache_config, config
         )
+        if hasattr(kv_cache_utils, "resolve_cache_hit_alignment_tokens"):
+            # As EngineCore does for both roles of the connector.
+            kv_cache_config.hash_block_size = hash_block
+            kv_cache_config.cache_hit_alignment_tokens = (
+                kv_cache_utils.resolve_cache_hit_alignment_tokens(
+                    kv_cache_config, config, scheduler_block, hash_block
+                )
+            )
         scheduler = (AsyncScheduler if async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=kv_cache_config,

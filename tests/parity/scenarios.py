@@ -165,6 +165,8 @@ def first(geometry: Geometry) -> Iterator[Scenario]:
     if peek > 3:
         # They part in the peek block, with which the prompts end.
         yield siblings(base + 3, peek - 3)
+    # What is their own ends with a block.
+    yield siblings(base + 3, a - 3)
 
 
 def further(geometry: Geometry) -> Iterator[Scenario]:
