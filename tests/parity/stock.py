@@ -11,20 +11,23 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     `patched` is an L6 verdict, `stock` one or what `contract.figures` returns. Where
     stock stores with sparse retention all that it stores with dense and the patched
     tree does not, stock's hits have a price that sparse retention is there to avoid:
-    then a send need only hit what L1 to L4 ask for. All sends together are counted:
-    with another retention the GPU hits otherwise, so another send stores a chunk.
+    then a send need only hit what L1 to L4 ask for. All sends before it are counted
+    together: with another retention the GPU hits otherwise, so another send stores a
+    chunk.
     """
     align = patched["align"]
-    ignores = sum(stock["stored"]) == sum(stock["dense_stored"]) and sum(
-        patched["stored"]
-    ) != sum(patched["dense_stored"])
     words = []
     for number, (mine, theirs, owed) in enumerate(
         zip(patched["hits"], stock["hits"], patched["owed"], strict=False)
     ):
         want = theirs // align * align
-        if ignores:
+        if not _is_sparse(stock, number) and _is_sparse(patched, number):
             want = min(want, owed or 0)
         if mine < want:
             words.append(f"send {number} hits {mine}, on stock {want}")
     return words
+
+
+def _is_sparse(figures: Mapping[str, Any], number: int) -> bool:
+    """Whether the sends before one store less than with dense retention."""
+    return sum(figures["stored"][:number]) < sum(figures["dense_stored"][:number])
