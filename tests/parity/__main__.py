@@ -171,6 +171,9 @@ def fuzz(seconds, seed, stock, modes, names, findings, write) -> None:
     if seed is None:
         seed = random.SystemRandom().randrange(1_000_000)
     geometries = tuple(GEOMETRIES[n] for n in names) or module.GEOMETRIES
+    for geometry in geometries:
+        if reason := release_adapter.refusal(geometry):
+            raise click.BadParameter(f"{geometry.name}: {reason}; leave it out")
     click.echo(f"vLLM {release}, seed {seed}, {seconds:.0f} s")
     bar = tqdm(total=round(seconds), unit="s", disable=None, bar_format=_FUZZ_BAR)
     said = time.monotonic()

@@ -16,6 +16,7 @@ from .geometry import (
     MAMBA_FINE_MTP,
     MAMBA_MTP,
     STATES,
+    STRADDLING,
     WHOLE,
     Geometry,
 )
@@ -146,6 +147,18 @@ LIMITS = (
             "its lookup may end a token short of a block, at the prompt's last token, "
             "so a window of whole blocks is stored with one block more",
             _case(replay(368), WHOLE),
+        )
+        for law in ("L6", "L7")
+    ),
+    *(
+        Limit(
+            "0.25.1",
+            law,
+            (STRADDLING.name,),
+            ("host", "both"),
+            "a hit may end inside a window's block, so no tail can be told apart and "
+            "all of the window's blocks are stored",
+            _case(replay(368), STRADDLING),
         )
         for law in ("L6", "L7")
     ),
