@@ -12,7 +12,7 @@ from typing import Any
 from . import limits, release_adapter
 from .engine import Engine
 from .history import Case, Event, Sent, Setup, play
-from .laws import Laws, positions, tail
+from .laws import Demand, Laws, positions, tail
 from .prompts import prompt
 
 _PROBE_SEED = 1_000_000
@@ -169,10 +169,11 @@ class _Stores:
     Where the GPU alone serves: which blocks its prefix cache gains.
     """
 
-    def __init__(self, engine: Engine, setup: Setup) -> None:
+    def __init__(self, engine: Engine, case: Case) -> None:
         self._engine = engine
-        self._setup = setup
-        self._laws = Laws(setup)
+        self._setup = case.setup
+        self._laws = {tier: Laws(case.setup) for tier in case.setup.tiers}
+        self._resets = _resets(case)
         self._known: set[tuple[int, bytes]] = set()
         # Per send: its (group, chunk)s, how many are none of its own, and the tokens
         # shared with earlier texts it parted from.
@@ -187,6 +188,9 @@ class _Stores:
         return {(group, key) for group, key, _, _ in parts.host_entries()}
 
     def __call__(self, sent: Sent) -> None:
+        for tier, laws in self._laws.items():
+            if f"reset_{tier}" in self._resets[len(self.new)]:
+                laws.forget()
         now = self._held()
         new = now - self._known
         self._known = now
@@ -202,11 +206,12 @@ class _Stores:
                 for group, key in new
                 if key in places
             ]
-        shared = self._laws.shared(sent.tokens)
+        shared = {laws.shared(sent.tokens) for laws in self._laws.values()}
         self.new.append(set(own))
         self.strange.append(len(new) - len(own))
-        self.shared.append([shared] if 0 < shared < len(sent.tokens) else [])
-        self._laws.add(sent)
+        self.shared.append([s for s in shared if 0 < s < len(sent.tokens)])
+        for laws in self._laws.values():
+            laws.add(sent)
 
 
 # --- L1 to L4, and what is stored (L6) ---
@@ -215,7 +220,7 @@ class _Stores:
 def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
     setup = case.setup
     engine = setup.engine(ledger=ledger, accept=_accept(case.delays))
-    stores = _Stores(engine, setup)
+    stores = _Stores(engine, case)
     sent, words = _outcome(engine, case, setup, after=stores)
     marks, dense, dense_words = _marks(case, ledger)
     hits = [s.hit for s in sent]
@@ -251,6 +256,8 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         "checks": 1,
         "owed": owed,
         "align": setup.alignment,
+        "astray": setup.geometry.name
+        in limits.ASTRAY.get(release_adapter.version(), ()),
         "dense_stored": [s.stored_chunks for s in dense],
     }
     if setup.retention is not None:
@@ -260,22 +267,49 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
 
 def _demands(
     case: Case, sent: list[Sent], marks: list[int], dense: list[int]
-) -> Iterator[tuple]:
-    laws = Laws(case.setup)
-    number = 0
+) -> Iterator[tuple[Sent, Demand | None]]:
+    """Each send and the law that speaks of it.
+
+    A tier is asked for what it may remember. Where both serve and the GPU was emptied,
+    the host alone remembers what came before.
+    """
+    tiers = case.setup.tiers
+    laws = {tier: Laws(case.setup) for tier in tiers}
+    resets = _resets(case)
+    asked = dict.fromkeys(tiers, (marks, dense))
+    if len(tiers) > 1 and any("reset_gpu" in kinds for kinds in resets):
+        alone, _ = _dense(
+            replace(case.setup, tier="host", retention=None),
+            case.history,
+            False,
+            case.delays,
+        )
+        asked["host"] = (
+            [min(m, s.hit) for m, s in zip(marks, alone, strict=False)],
+        ) * 2
+    ends = [len(sent), *(len(hits) for pair in asked.values() for hits in pair)]
+    for number, one in enumerate(sent[: min(ends)]):
+        for tier in tiers:
+            if f"reset_{tier}" in resets[number] or "reset_host" in resets[number]:
+                laws[tier].forget()
+        found = (
+            laws[tier].demand(one.tokens, mark[number], own[number])
+            for tier, (mark, own) in asked.items()
+        )
+        yield one, next((demand for demand in found if demand is not None), None)
+        for each in laws.values():
+            each.add(one)
+
+
+def _resets(case: Case) -> list[set[str]]:
+    """Which caches were emptied before each send, since the one before it."""
+    resets: list[set[str]] = [set()]
     for event in case.history:
-        if event.kind == "reset_gpu" and case.setup.tier == "gpu":
-            laws.forget()
-        if event.kind == "reset_host":
-            laws.forget()
-        if event.kind != "send":
-            continue
-        if number >= min(len(sent), len(marks)):
-            return
-        one = sent[number]
-        yield one, laws.demand(one.tokens, marks[number], dense[number])
-        laws.add(one)
-        number += 1
+        if event.kind == "send":
+            resets.append(set())
+        else:
+            resets[-1].add(event.kind)
+    return resets
 
 
 def _stored_for_nothing(
@@ -309,7 +343,7 @@ def _judge_useful(case: Case) -> Verdict:
     """Drop each chunk of each tail that was kept, and send whom it is for."""
     setup = case.setup
     engine = setup.engine(accept=_accept(case.delays))
-    stores = _Stores(engine, setup)
+    stores = _Stores(engine, case)
     sent, words = _outcome(engine, case, setup, after=stores)
     verdict = Verdict(
         "L7", case, words, [s.hit for s in sent], [s.stored_chunks for s in sent]

@@ -99,6 +99,11 @@ class Setup:
         )
 
     @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers that may serve."""
+        return ("gpu", "host") if self.tier == "both" else (self.tier,)
+
+    @property
     def alignment(self) -> int:
         """Tokens to which this tier's hits count; the coarser one of two tiers."""
         gpu, host = self.geometry.gpu_alignment, self.host_alignment
@@ -120,8 +125,7 @@ class Setup:
     @property
     def largest_peek(self) -> int:
         """Tokens that the drafter groups of any tier in use match past a hit."""
-        tiers = ("gpu", "host") if self.tier == "both" else (self.tier,)
-        return max(map(self._peek, tiers))
+        return max(map(self._peek, self.tiers))
 
     def _peek(self, tier: str) -> int:
         groups = self.geometry.groups

@@ -13,7 +13,7 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     tree does not, stock's hits have a price that sparse retention is there to avoid:
     then a send need only hit what L1 to L4 ask for. All sends before it are counted
     together: with another retention the GPU hits otherwise, so another send stores a
-    chunk.
+    chunk. The same where stock's tails are astray (`limits.ASTRAY`).
     """
     align = patched["align"]
     words = []
@@ -21,7 +21,8 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
         zip(patched["hits"], stock["hits"], patched["owed"], strict=False)
     ):
         want = theirs // align * align
-        if not _is_sparse(stock, number) and _is_sparse(patched, number):
+        priced = not _is_sparse(stock, number) and _is_sparse(patched, number)
+        if priced or patched["astray"]:
             want = min(want, owed or 0)
         if mine < want:
             words.append(f"send {number} hits {mine}, on stock {want}")

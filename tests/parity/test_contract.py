@@ -294,6 +294,7 @@ def test_l6_compares_with_stock():
         "dense_stored": [30, 0, 0, 0],
         "owed": [None, 352, 352, None],
         "align": 32,
+        "astray": False,
     }
     stock = {**mine, "hits": [0, 351, 400, 63]}
     assert below_stock(mine, stock) == [
@@ -305,6 +306,7 @@ def test_l6_compares_with_stock():
     assert below_stock(mine, dense) == []
     # Another send may store it where the GPU keeps less.
     assert below_stock(mine, {**dense, "stored": [28, 2, 0, 0]}) == []
+    assert below_stock({**mine, "astray": True}, stock) == []
     dense["hits"] = [0, 352, 400, 63]
     assert below_stock(mine, dense) == ["send 1 hits 320, on stock 352"]
 
