@@ -76,11 +76,8 @@ def judge(case: Case, ledger: bool = True, useful: bool = False) -> list[Verdict
         if useful and case.setup.tier == "host" and case.setup.retention is not None:
             verdicts.append(_judge_useful(case))
     for verdict in verdicts:
-        if not verdict.words:
-            continue
-        version = release_adapter.version()
-        limit = limits.of(version, verdict.law, case.setup, verdict.more)
-        if limit is not None:
+        limit = limits.of(release_adapter.version(), verdict.law, case.setup)
+        if limit is not None and verdict.words:
             verdict.more["limited"] = {str(limit): len(verdict.words)}
             verdict.words = []
     return verdicts

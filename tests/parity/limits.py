@@ -5,12 +5,10 @@ Their findings are counted apart; a test plays each one's case, so that a limit 
 gone is noticed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from .geometry import (
-    GEMMA,
     MAMBA,
     MAMBA_FINE,
     MAMBA_FINE_MTP,
@@ -35,7 +33,7 @@ class Limit:
         tiers: see `Setup`.
         why: the reason.
         case: makes the smallest case that shows it.
-        when: which setups fall under it, given what the law measured (`Verdict.more`).
+        when: which setups of these fall under it.
     """
 
     release: str
@@ -44,7 +42,7 @@ class Limit:
     tiers: tuple[str, ...]
     why: str
     case: Callable[[], Case]
-    when: Callable[[Setup, Mapping[str, Any]], bool] = lambda setup, more: True
+    when: Callable[[Setup], bool] = lambda setup: True
 
     def __str__(self) -> str:
         places = "/".join(self.geometries)
@@ -54,29 +52,19 @@ class Limit:
 def _case(
     scenario: Scenario,
     geometry: Geometry,
-    mode: str = "hits",
     blocks_per_chunk: int = 1,
     **more: int,
 ) -> Callable[[], Case]:
     def make() -> Case:
-        tier = "both" if mode == "mixed" else "host"
-        options = room(geometry, scenario.history, tier) | more
-        setup = Setup(geometry, 0, tier, blocks_per_chunk, tuple(options.items()))
-        return Case(scenario.name, mode, setup, scenario.history)
+        options = room(geometry, scenario.history, "host") | more
+        setup = Setup(geometry, 0, "host", blocks_per_chunk, tuple(options.items()))
+        return Case(scenario.name, "hits", setup, scenario.history)
 
     return make
 
 
-def _in_larger_chunks(setup: Setup, _: Mapping[str, Any]) -> bool:
+def _in_larger_chunks(setup: Setup) -> bool:
     return setup.blocks_per_chunk > 1
-
-
-def _by_less_than_a_chunk(setup: Setup, more: Mapping[str, Any]) -> bool:
-    return (
-        setup.blocks_per_chunk > 1
-        and more["both"] == more["gpu"]
-        and more["host"] - more["gpu"] < setup.host_alignment
-    )
 
 
 _PARTS = (
@@ -113,7 +101,7 @@ LIMITS = (
             ("host", "both"),
             "in chunks of several blocks: the scheduler ends a step at a prompt's last "
             "blocks, and a state serves where a chunk ends",
-            _case(scenario, MAMBA, "hits", 2, max_num_batched_tokens=101),
+            _case(scenario, MAMBA, 2, max_num_batched_tokens=101),
             _in_larger_chunks,
         )
         for law, scenario in (("L1", replay(225)), ("L2", extension(225, 1)))
@@ -123,21 +111,12 @@ LIMITS = (
             "0.33.0",
             law,
             (MAMBA_MTP.name,),
-            ("host", "both"),
-            "the store is handed each state that the GPU keeps, and the GPU lets a "
-            "resend resume one block lower",
+            ("gpu", "host", "both"),
+            "of a prompt that ends with a block the GPU keeps one state more, a block "
+            "below, which vLLM's own tests ask for, and hands both over",
             _case(replay(448), MAMBA_MTP, max_num_batched_tokens=101),
         )
         for law in ("L6", "L7")
-    ),
-    Limit(
-        "0.33.0",
-        "L8",
-        (GEMMA.name,),
-        ("both",),
-        "less than one chunk is not loaded, which vLLM's own tests ask for",
-        _case(replay(291), GEMMA, "mixed", 2),
-        _by_less_than_a_chunk,
     ),
     *(
         Limit(
@@ -185,14 +164,14 @@ ASTRAY = {
 }
 
 
-def of(release: str, law: str, setup: Setup, more: Mapping[str, Any]) -> Limit | None:
-    """The limit that a law's findings fall under, if any; `more` as in `Limit.when`."""
+def of(release: str, law: str, setup: Setup) -> Limit | None:
+    """The limit that a law's findings fall under, if any."""
     for limit in LIMITS:
         if (
             (limit.release, limit.law) == (release, law)
             and setup.geometry.name in limit.geometries
             and setup.tier in limit.tiers
-            and limit.when(setup, more)
+            and limit.when(setup)
         ):
             return limit
     return None

@@ -573,9 +573,14 @@ class Parts:
     def reset_gpu(self, running: bool) -> bool:
         """Empty the GPU prefix cache; with `running` preempt what runs first."""
         scheduler = self.scheduler
-        if running and any(
-            request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
-            for request in scheduler.requests.values()
+        jobs = self.connector.connector_scheduler._jobs.values()
+        if running and (
+            any(
+                request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+                for request in scheduler.requests.values()
+            )
+            # One that was aborted holds its blocks until they are loaded.
+            or any(not job.is_store for job in jobs)
         ):
             # vLLM says that it does not support this.
             return False

@@ -330,25 +330,14 @@ def test_each_known_limit_of_the_release_is_still_one():
 
 
 def test_no_limit_speaks_of_another_law_or_tier():
-    more = {"both": 32, "gpu": 32, "host": 64}
     for limit in limits.LIMITS:
         setup = limit.case().setup
-        assert limits.of(limit.release, limit.law, setup, more) is limit
-        assert limits.of("1.2.3", limit.law, setup, more) is None
-        assert limits.of(limit.release, "L5", setup, more) is None
+        assert limits.of(limit.release, limit.law, setup) is limit
+        assert limits.of("1.2.3", limit.law, setup) is None
+        assert limits.of(limit.release, "L5", setup) is None
         if "gpu" not in limit.tiers:
             gpu = replace(setup, tier="gpu")
-            assert limits.of(limit.release, limit.law, gpu, more) is None
-
-
-def test_a_whole_chunk_less_is_no_limit():
-    (limit,) = (x for x in limits.LIMITS if x.law == "L8")
-    setup = limit.case().setup
-    for more in (
-        {"both": 32, "gpu": 32, "host": 96},
-        {"both": 32, "gpu": 64, "host": 64},
-    ):
-        assert limits.of(limit.release, limit.law, setup, more) is None
+            assert limits.of(limit.release, limit.law, gpu) is None
 
 
 def test_on_the_gpu_groups_of_the_drafters_spec_peek_too():
