@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import click
-from simulated_server.profiles import PROFILES
 from tqdm import tqdm
 
 from offload_parity import cli as scripts
@@ -15,6 +14,7 @@ from offload_parity.errors import UserError
 from offload_parity.paths import shown
 from offload_parity.sim_server import Plan, Running
 from offload_parity.simulation import Tree
+from simulated_server.profiles import PROFILES
 
 
 def retention(_, __, value: str | None) -> int | str | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import requests
 from packaging.version import Version
+
 from simulated_server.profiles import PROFILES
 from simulated_server.settings import Settings
 

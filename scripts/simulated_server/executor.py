@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
-from parity.geometry import GEOMETRIES
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -29,6 +28,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+
+from parity.geometry import GEOMETRIES
 
 from .profiles import PROFILES, Layer
 from .settings import Settings

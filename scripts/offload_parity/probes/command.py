@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the probes' command lines have in common."""
+
+import csv
+import functools
+import io
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from ..errors import UserError
+from .meter import Meter
+from .prompts import PromptMaker
+from .server import Address, Server
+
+_ADDRESS = (
+    click.option(
+        "--url",
+        default="http://localhost:8000",
+        show_default=True,
+        envvar="VLLM_URL",
+        help="The server itself, not a gateway before it.",
+    ),
+    click.option("--model", help="Default: the one that the server names."),
+    click.option("--api-key", envvar="OPENAI_API_KEY", help="Or OPENAI_API_KEY."),
+    click.option(
+        "--ca-file",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Certificates to trust.",
+    ),
+    click.option("--insecure", is_flag=True, help="Do not check the certificate."),
+    click.option(
+        "--cert",
+        type=click.Path(exists=True, dir_okay=False),
+        help="A client certificate with its key.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="Seconds that one answer may take.",
+    ),
+    click.option(
+        "--connect-timeout",
+        type=click.FloatRange(0, min_open=True),
+        default=10.0,
+        show_default=True,
+        help="Seconds that a connection may take.",
+    ),
+)
+
+
+def address_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of an address; it takes an ``Address`` first."""
+
+    @functools.wraps(command)
+    def wrapped(
+        url, model, api_key, ca_file, insecure, cert, timeout, connect_timeout, **rest
+    ):  # fmt: skip
+        if insecure and ca_file:
+            raise click.UsageError("--insecure and --ca-file: give one of them")
+        verify = False if insecure else ca_file or True
+        address = Address(
+            url, model, api_key, verify, cert, timeout, connect_timeout
+        )  # fmt: skip
+        return command(address, **rest)
+
+    for option in reversed(_ADDRESS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+_OUTPUT = (
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV."),
+    click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Draw the picture: a .png, .svg or .pdf file; needs matplotlib.",
+    ),
+)
+
+
+def output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``as_json``, ``as_csv`` and ``plot``."""
+    for option in reversed(_OUTPUT):
+        command = option(command)
+    return command
+
+
+# Otherwise a second run of the same command would find the first one's blocks.
+run_seed = functools.partial(
+    click.argument,
+    "run_seed",
+    type=int,
+    default=lambda: int(time.time()),
+    required=False,
+)
+
+
+def check_output(as_json: bool, as_csv: bool, plot: Path | None) -> None:
+    """Refuse what cannot be shown before an hour is spent on measuring it.
+
+    Raises:
+        UserError: matplotlib is missing, or the picture's folder.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv: give one of them")
+    if plot is None:
+        return
+    from . import plots
+
+    plots.check(plot)
+
+
+def open_server(address: Address) -> tuple[Meter, PromptMaker]:
+    """The server if it is suitable, with what sends and makes prompts.
+
+    Raises:
+        UserError: it is not; the message says why and what to do.
+    """
+    server = Server(address)
+    server.check_suitable()
+    return Meter(server), PromptMaker(server)
+
+
+def check_length(meter: Meter, tokens: int) -> None:
+    """Refuse prompts that the server would refuse.
+
+    Raises:
+        UserError: they are too long.
+    """
+    most = meter.server.max_model_len
+    if most is not None and tokens + 1 > most:
+        raise UserError(
+            f"{tokens:,} tokens and one of output are more than the server's "
+            f"--max-model-len of {most:,}: ask for fewer"
+        )
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[tqdm]:
+    """A bar on stderr, on a terminal only."""
+    with tqdm(total=total, unit=f" {what}", disable=None, leave=False) as bar:
+        yield bar
+
+
+def heading(meter: Meter, maker: PromptMaker, seed: object) -> list[str]:
+    """What was asked, in a line or two."""
+    server = meter.server
+    release = f"vLLM {server.version}" if server.version else "a server of no version"
+    template = maker.template
+    return [
+        f"{server.url}: {server.model} on {release}; run seed {seed}; the chat template "
+        f"has {template.overhead} of a prompt's tokens"
+    ]
+
+
+def show(
+    rows: list[dict[str, Any]],
+    facts: dict[str, Any],
+    lines: list[str],
+    as_json: bool,
+    as_csv: bool,
+) -> None:
+    """Print the rows and what they say, in the format asked for.
+
+    Args:
+        rows: one per request.
+        facts: the summary, for JSON.
+        lines: the summary in words.
+        as_json, as_csv: the format; otherwise a table.
+    """
+    if as_json:
+        click.echo(json.dumps({"requests": rows, **facts, "words": lines}, indent=1))
+        return
+    if as_csv:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        click.echo(text.getvalue(), nl=False)
+        for line in lines:
+            click.echo(line, err=True)
+        return
+    click.echo(table(rows))
+    for line in lines:
+        click.echo(line)
+    sys.stdout.flush()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows in columns, numbers to the right."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else ""
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    names = list(rows[0])
+    cells = [[cell(row[name]) for name in names] for row in rows]
+    heads = [name.replace("_", " ") for name in names]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    lines = []
+    for line, source in [(heads, rows[0]), *zip(cells, rows, strict=True)]:
+        lines.append(
+            "  ".join(
+                f"{text:<{width}}" if isinstance(source[name], str | bool)
+                else f"{text:>{width}}"
+                for text, width, name in zip(line, widths, names, strict=True)
+            ).rstrip()
+        )  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's counters, as one reading of ``/metrics``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ..errors import UserError
+
+_BYTES = "vllm:kv_offload_total_bytes_total"
+_REQUESTS = "vllm:request_success_total"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """One reading; two that are equal say that nothing happened in between.
+
+    Attributes:
+        has_vllm: whether there are metrics of vLLM at all.
+        started: when the server's process started, to tell replicas apart.
+        engines: the engines behind the address.
+        asleep: whether an engine says that it sleeps.
+        idle: whether no request runs or waits.
+        requests: requests that ended.
+        gpu_hits, host_hits: prompt tokens found in a tier.
+        stored_bytes, loaded_bytes: GPU to host and back; None: no offloading.
+    """
+
+    has_vllm: bool = False
+    started: float | None = None
+    engines: tuple[str, ...] = ()
+    asleep: bool = False
+    idle: bool = True
+    requests: int = 0
+    gpu_hits: int = 0
+    host_hits: int = 0
+    stored_bytes: int | None = None
+    loaded_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Counters":
+        """Read the text of ``/metrics``.
+
+        Raises:
+            UserError: it is no such text.
+        """
+        samples = []
+        try:
+            for family in text_string_to_metric_families(text):
+                samples += family.samples
+        except ValueError as error:
+            raise UserError(
+                f"/metrics cannot be read ({error}): is this a vLLM server?"
+            ) from error
+        ours = [s for s in samples if s.name.startswith("vllm:")]
+
+        def total(name: str, where: Callable[[dict], bool] = lambda _: True) -> int:
+            return int(sum(s.value for s in ours if s.name == name and where(s.labels)))
+
+        def transferred(kind: str) -> int | None:
+            if not any(s.name == _BYTES for s in ours):
+                return None
+            return total(_BYTES, lambda labels: labels.get("transfer_type") == kind)
+
+        started = [s.value for s in samples if s.name == "process_start_time_seconds"]
+        return cls(
+            has_vllm=any(s.name == _REQUESTS for s in ours),
+            started=started[0] if started else None,
+            engines=tuple(
+                sorted({s.labels["engine"] for s in ours if "engine" in s.labels})
+            ),
+            asleep=total(
+                "vllm:engine_sleep_state",
+                lambda labels: labels.get("sleep_state") != "awake",
+            )
+            > 0,
+            idle=total("vllm:num_requests_running") == 0
+            and total("vllm:num_requests_waiting") == 0,
+            requests=total(_REQUESTS),
+            gpu_hits=total("vllm:prefix_cache_hits_total"),
+            host_hits=total("vllm:external_prefix_cache_hits_total"),
+            stored_bytes=transferred("GPU_to_CPU"),
+            loaded_bytes=transferred("CPU_to_GPU"),
+        )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What happened between two readings.
+
+    Attributes:
+        requests: requests that ended, anybody's.
+        gpu_hits, host_hits: tokens.
+        stored_bytes, loaded_bytes: of the host tier.
+    """
+
+    requests: int
+    gpu_hits: int
+    host_hits: int
+    stored_bytes: int
+    loaded_bytes: int
+
+
+def difference(before: Counters, after: Counters) -> Difference:
+    """What happened from one reading to the next.
+
+    Raises:
+        UserError: they are not of one server's one run.
+    """
+    if before.started != after.started:
+        raise UserError(
+            "the server was restarted, or several replicas answer at this address: "
+            "probe one of them by its own address"
+        )
+    steps = {
+        name: (getattr(after, name) or 0) - (getattr(before, name) or 0)
+        for name in Difference.__dataclass_fields__
+    }
+    if any(step < 0 for step in steps.values()):
+        raise UserError(
+            "the server's counters went backwards: it was restarted, or several "
+            "replicas answer at this address; probe one of them by its own address"
+        )
+    return Difference(**steps)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one request found cached, and in which tier."""
+
+from dataclasses import dataclass
+
+from ..errors import UserError
+from .counters import difference
+from .server import Server
+
+MISS, GPU, HOST, BOTH = "miss", "GPU", "HOST", "GPU+HOST"
+TIERS = (GPU, BOTH, HOST, MISS)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request.
+
+    Attributes:
+        tokens: of the input.
+        gpu, host: input tokens found in a tier.
+        seconds: until the first token, as the client saw it.
+        stored_bytes, loaded_bytes: GPU to host and back.
+        others: requests of somebody else that ended meanwhile; then the tiers may be
+            mixed up.
+    """
+
+    tokens: int
+    gpu: int
+    host: int
+    seconds: float
+    stored_bytes: int
+    loaded_bytes: int
+    others: int
+
+    @property
+    def cached(self) -> int:
+        """Input tokens that were not computed."""
+        return self.gpu + self.host
+
+    @property
+    def tier(self) -> str:
+        """Where they came from."""
+        return (MISS, HOST, GPU, BOTH)[2 * bool(self.gpu) + bool(self.host)]
+
+
+class Meter:
+    """Sends one request at a time and reads the counters around it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._last = server.settled()
+        self.others = 0
+
+    def send(self, content: str, tokens: int) -> Seen:
+        """Send a prompt that was made for `tokens` tokens.
+
+        Raises:
+            UserError: the server counts other tokens, or counts the request nowhere.
+        """
+        answer = self.server.chat(content)
+        if answer.prompt_tokens != tokens:
+            raise UserError(
+                f"{self.server.url} counts {answer.prompt_tokens} input tokens, its "
+                f"/tokenize {tokens}: does something between change the prompt?"
+            )
+        cached = answer.cached_tokens
+        now = self.server.settled(self._last, requests_more=1)
+        moved = difference(self._last, now)
+        self._last = now
+        if moved.requests < 1:
+            raise UserError(
+                f"{self.server.url}/metrics does not count our request: several replicas "
+                "answer at this address; probe one of them by its own address"
+            )
+        self.others += moved.requests - 1
+        host = min(moved.host_hits, cached)
+        return Seen(
+            tokens=tokens,
+            gpu=cached - host,
+            host=host,
+            seconds=answer.seconds,
+            stored_bytes=moved.stored_bytes,
+            loaded_bytes=moved.loaded_bytes,
+            others=moved.requests - 1,
+        )
+
+    def empty_gpu(self) -> bool:
+        """Empty the GPU side once all stores are done; False if it isn't offered."""
+        self.server.settled(quiet_s=0.5)
+        if not self.server.empty_gpu():
+            return False
+        self._last = self.server.settled()
+        return True
+
+    def warnings(self) -> list[str]:
+        """What the reader must know of the figures."""
+        if not self.others:
+            return []
+        return [
+            f"{self.others} requests of somebody else ended meanwhile: where they fall "
+            "together with ours, tiers and bytes may be mixed up; probe an idle server"
+        ]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does offload really restore? Resends prompts of all lengths across one alignment block.
+
+Prompts are sent, pushed out of the GPU, and sent again: a length at which the resend
+restores nothing, or less than a shorter one, is the silent kind of fault. In the server's
+development mode (VLLM_SERVER_DEV_MODE=1) the GPU side is emptied, otherwise other prompts
+push them out. Ends with OK (exit status 0), AFFECTED (3) or UNKNOWN (4).
+"""
+
+import sys
+
+import click
+
+from offload_parity import cli as scripts
+from offload_parity import release as releases
+from offload_parity.probes import boundaries as probe
+from offload_parity.probes.command import (
+    address_options,
+    check_length,
+    check_output,
+    heading,
+    open_server,
+    output_options,
+    progress,
+    run_seed,
+    show,
+)
+
+_STATUS = {"OK": 0, "AFFECTED": 3, "UNKNOWN": 4}
+
+
+def remedy(version: str | None) -> str:
+    """What this project has for a release."""
+    supported = releases.supported()
+    plain = (version or "").split("+")[0].removeprefix("v")
+    if any(release.version == plain for release in supported):
+        return (
+            f"this project has a series for {plain}: make apply "
+            "PYTHON=<your server's python>, restart the server and probe again"
+        )
+    named = f"vLLM {plain}" if plain else "a server that names no version"
+    return (
+        f"this project has no series for {named}, only for {releases.names(supported)}: "
+        "upgrade to one of them"
+    )
+
+
+@click.command(help=__doc__)
+@run_seed(metavar="[RUN_SEED]")
+@click.option("--align", type=click.IntRange(1),
+              help="Tokens to which hits are aligned; default: measured.")  # fmt: skip
+@click.option("--around", type=click.IntRange(2),
+              help="The boundary in the middle; default: one past 2,048.")  # fmt: skip
+@click.option("--step", type=click.IntRange(1),
+              help="Tokens from one length to the next; default: about 32.")  # fmt: skip
+@click.option("--filler", type=click.IntRange(1), default=16_384, show_default=True,
+              help="Tokens of a prompt that pushes others out.")  # fmt: skip
+@click.option("--fillers", type=click.IntRange(1), default=512, show_default=True,
+              help="How many of them may be sent.")  # fmt: skip
+@output_options
+@address_options
+def cli(
+    address, run_seed, align, around, step, filler, fillers, as_json, as_csv, plot
+) -> None:
+    """Measure, print, and say the verdict."""
+    check_output(as_json, as_csv, plot)
+    meter, maker = open_server(address)
+    align = align or probe.alignment(meter, maker, run_seed)
+    tried = probe.lengths(align, around, step)
+    check_length(meter, tried[-1])
+    most = meter.server.max_model_len
+    filler = min(filler, most - 1) if most else filler
+    with progress(2 * len(tried), "requests") as bar:
+        points = probe.run(
+            meter, maker, tried, run_seed, bar.update, filler, fillers
+        )  # fmt: skip
+    word, lines = probe.verdict(points)
+    version = meter.server.version
+    lines = [*heading(meter, maker, run_seed), *lines, *meter.warnings()]
+    if word == "AFFECTED":
+        lines.append(remedy(version))
+    lines.append(f"{word}: hits are aligned to {align} tokens")
+    facts = {"verdict": word, "alignment": align, "version": version}
+    show([p.row() for p in points], facts, lines, as_json, as_csv)
+    if plot is not None:
+        from offload_parity.probes import plots
+
+        plots.boundaries(points, f"{meter.server.model}, vLLM {version}: {word}", plot)
+    sys.stdout.flush()
+    sys.exit(_STATUS[word])
+
+
+if __name__ == "__main__":
+    scripts.run(cli)

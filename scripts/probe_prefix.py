@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several prompts with a shared prefix (AB, AC, AD, …) first hits it?
+
+Once with the GPU cache kept and, where the server's development mode allows it, once
+with it emptied after each, so that only the host tier can serve.
+"""
+
+import click
+
+from offload_parity import cli as scripts
+from offload_parity.probes import prefix as probe
+from offload_parity.probes.command import (
+    address_options,
+    check_length,
+    check_output,
+    heading,
+    open_server,
+    output_options,
+    progress,
+    run_seed,
+    show,
+)
+
+
+@click.command(help=__doc__)
+@run_seed(metavar="[RUN_SEED]")
+@click.option("--prefix", type=click.IntRange(1), default=20_000, show_default=True,
+              help="Input tokens that all share, the template's among them.")  # fmt: skip
+@click.option("--own", type=click.IntRange(1), default=3_000, show_default=True,
+              help="Input tokens of each one's own.")  # fmt: skip
+@click.option("--siblings", type=click.IntRange(2), default=4, show_default=True)
+@output_options
+@address_options
+def cli(address, run_seed, prefix, own, siblings, as_json, as_csv, plot) -> None:
+    """Measure and print."""
+    check_output(as_json, as_csv, plot)
+    meter, maker = open_server(address)
+    check_length(meter, prefix + own)
+    with progress(2 * siblings, "requests") as bar:
+        found = probe.run(
+            meter, maker, prefix, own, siblings, run_seed, lambda _: bar.update()
+        )
+    lines = [*heading(meter, maker, run_seed), *probe.words(found, prefix)]
+    lines += meter.warnings()
+    show([s.row() for s in found], {"prefix": prefix}, lines, as_json, as_csv)
+    if plot is not None:
+        from offload_parity.probes import plots
+
+        title = f"{meter.server.model}: {prefix:,} shared + {own:,} own tokens"
+        plots.prefix(found, prefix, title, plot)
+
+
+if __name__ == "__main__":
+    scripts.run(cli)
