@@ -11,6 +11,8 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 
-from parity.geometry import GEOMETRIES
+from parity.geometry import GEOMETRIES, Group
 
 from .profiles import PROFILES, Layer
 from .settings import Settings
@@ -183,16 +185,16 @@ class SimulatedExecutor(Executor):
 
     def _report(self, config: Any, block_bytes: int) -> None:
         """Tell the parent process what came out."""
-        groups = [_group(group) for group in config.kv_cache_groups]
-        with open(self._settings.report, "w", encoding="utf-8") as file:
-            json.dump(
-                {
-                    "gpu_blocks": config.num_blocks,
-                    "block_bytes": block_bytes,
-                    "groups": groups,
-                },
-                file,
-            )
+        groups = [
+            asdict(group) | {"tail_blocks": group.tail_blocks if group.window else None}
+            for group in map(_group, config.kv_cache_groups)
+        ]
+        facts = {
+            "gpu_blocks": config.num_blocks,
+            "block_bytes": block_bytes,
+            "groups": groups,
+        }
+        Path(self._settings.report).write_text(json.dumps(facts), encoding="utf-8")
 
     # --- a step ---
 
@@ -336,19 +338,14 @@ def _separate_tensors(config: Any) -> bool:
     return hasattr(tensor, "shared_by") and not tensor.block_stride
 
 
-def _group(group: Any) -> dict[str, Any]:
-    """A group in the words of ``parity.geometry.Group``."""
+def _group(group: Any) -> Group:
+    """A group of vLLM's in this project's words."""
     spec = group.kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
         spec = next(iter(spec.kv_cache_specs.values()))
     window = getattr(spec, "sliding_window", None)
-    return {
-        "kind": "full" if window is None else "swa",
-        "block": spec.block_size,
-        "window": window,
-        "eagle": group.is_eagle_group,
-        "layers": len(group.layer_names),
-    }
+    kind = "full" if window is None else "swa"
+    return Group(kind, spec.block_size, window, group.is_eagle_group)
 
 
 def _check_groups(settings: Settings, groups: list[Any]) -> None:
@@ -360,7 +357,7 @@ def _check_groups(settings: Settings, groups: list[Any]) -> None:
     Raises:
         ValueError: vLLM made other groups of the layers.
     """
-    made = {(g["kind"], g["block"], g["window"]) for g in map(_group, groups)}
+    made = {(g.kind, g.block, g.window) for g in map(_group, groups)}
     geometry = GEOMETRIES[PROFILES[settings.profile].geometry]
     wanted = {(g.kind, g.block, g.window) for g in geometry.groups}
     if made != wanted:

@@ -10,6 +10,14 @@ from ..errors import UserError
 
 _BYTES = "vllm:kv_offload_total_bytes_total"
 _REQUESTS = "vllm:request_success_total"
+_GPU_HITS = "vllm:prefix_cache_hits_total"
+_HOST_HITS = "vllm:external_prefix_cache_hits_total"
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
+_SLEEP = "vllm:engine_sleep_state"
+_STARTED = "process_start_time_seconds"
+# A page has thousands of samples, most of them of histograms.
+_READ = (_BYTES, _REQUESTS, _GPU_HITS, _HOST_HITS, _RUNNING, _WAITING, _SLEEP, _STARTED)
 
 
 @dataclass(frozen=True)
@@ -46,40 +54,37 @@ class Counters:
             UserError: it is no such text.
         """
         samples = []
+        lines = [line for line in text.splitlines() if line.startswith(_READ)]
         try:
-            for family in text_string_to_metric_families(text):
+            for family in text_string_to_metric_families("\n".join(lines)):
                 samples += family.samples
         except ValueError as error:
             raise UserError(
                 f"/metrics cannot be read ({error}): is this a vLLM server?"
             ) from error
-        ours = [s for s in samples if s.name.startswith("vllm:")]
 
         def total(name: str, where: Callable[[dict], bool] = lambda _: True) -> int:
-            return int(sum(s.value for s in ours if s.name == name and where(s.labels)))
+            return int(
+                sum(s.value for s in samples if s.name == name and where(s.labels))
+            )
 
         def transferred(kind: str) -> int | None:
-            if not any(s.name == _BYTES for s in ours):
+            if not any(s.name == _BYTES for s in samples):
                 return None
             return total(_BYTES, lambda labels: labels.get("transfer_type") == kind)
 
-        started = [s.value for s in samples if s.name == "process_start_time_seconds"]
+        started = [s.value for s in samples if s.name == _STARTED]
         return cls(
-            has_vllm=any(s.name == _REQUESTS for s in ours),
+            has_vllm=any(s.name == _REQUESTS for s in samples),
             started=started[0] if started else None,
             engines=tuple(
-                sorted({s.labels["engine"] for s in ours if "engine" in s.labels})
+                sorted({s.labels["engine"] for s in samples if "engine" in s.labels})
             ),
-            asleep=total(
-                "vllm:engine_sleep_state",
-                lambda labels: labels.get("sleep_state") != "awake",
-            )
-            > 0,
-            idle=total("vllm:num_requests_running") == 0
-            and total("vllm:num_requests_waiting") == 0,
+            asleep=total(_SLEEP, lambda labels: labels["sleep_state"] != "awake") > 0,
+            idle=total(_RUNNING) == 0 and total(_WAITING) == 0,
             requests=total(_REQUESTS),
-            gpu_hits=total("vllm:prefix_cache_hits_total"),
-            host_hits=total("vllm:external_prefix_cache_hits_total"),
+            gpu_hits=total(_GPU_HITS),
+            host_hits=total(_HOST_HITS),
             stored_bytes=transferred("GPU_to_CPU"),
             loaded_bytes=transferred("CPU_to_GPU"),
         )

@@ -10,6 +10,7 @@ from typing import Any
 import requests
 from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import ConnectTimeout, ReadTimeout, SSLError
+from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
 from ..errors import UserError
 from .counters import Counters
@@ -42,6 +43,20 @@ class Address:
     certificate: str | None = None
     timeout_s: float = 600
     connect_s: float = 10
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer: HTTP status, its words, and the body."""
+
+    status: int
+    reason: str
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is a good one."""
+        return self.status < 400
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,7 @@ class Server:
         path: str,
         payload: Any = None,
         timeout_s: float | None = None,
-    ) -> requests.Response:
+    ) -> Reply:
         """Send, and read the whole answer; any status is returned.
 
         Raises:
@@ -105,21 +120,20 @@ class Server:
         late = UserError(
             f"{self.url}{path}: no whole answer in {limit:g} s: raise --timeout"
         )
+        parts = []
         try:
-            response = self._session.request(
+            with self._session.request(
                 method,
                 f"{self.url}{path}",
                 json=payload,
                 timeout=(self._address.connect_s, limit),
                 stream=True,
-            )
-            parts = []
-            # A server that dribbles bytes never lets a read time out.
-            for part in response.iter_content(1 << 16):
-                parts.append(part)
-                if time.monotonic() > deadline:
-                    response.close()
-                    raise late
+            ) as response:
+                # As it comes in: a server that dribbles lets no read time out.
+                while part := response.raw.read1(1 << 16, decode_content=True):
+                    parts.append(part)
+                    if time.monotonic() > deadline:
+                        raise late
         except SSLError as error:
             raise UserError(
                 f"{self.url}: TLS failed ({_short(error)}): name the certificates with "
@@ -127,49 +141,46 @@ class Server:
             ) from error
         except ConnectTimeout as error:
             raise UserError(
-                f"{self.url}: no connection in {self._address.connect_s:g} s: check the "
-                "address and the network"
+                f"{self.url}: no connection in {self._address.connect_s:g} s: check "
+                "the address and the network"
             ) from error
-        except ReadTimeout as error:
+        except (ReadTimeout, ReadTimeoutError) as error:
             raise late from error
+        except (ProtocolError, requests.exceptions.ChunkedEncodingError) as error:
+            raise UserError(
+                f"{self.url}{path}: the answer broke off; look at the server's log"
+            ) from error
         except NoConnection as error:
-            if "Read timed out" in str(error):
-                raise late from error
             raise UserError(
                 f"{self.url}: no connection ({_short(error)}): is a server running "
                 "there? Name it with --url"
             ) from error
-        except requests.exceptions.ChunkedEncodingError as error:
-            raise UserError(
-                f"{self.url}{path}: the answer broke off; look at the server's log"
-            ) from error
-        except requests.RequestException as error:
+        except (requests.RequestException, HTTPError) as error:
             raise UserError(f"{self.url}{path}: {_short(error)}") from error
-        response._content = b"".join(parts)
-        return response
+        return Reply(response.status_code, response.reason, b"".join(parts))
 
-    def _json(self, response: requests.Response, what: str) -> Any:
+    def _json(self, response: Reply, what: str) -> Any:
         """The body of a good answer.
 
         Raises:
             UserError: a bad status, or no JSON.
         """
-        if response.status_code in (401, 403):
+        if response.status in (401, 403):
             raise UserError(
-                f"{self.url} refuses the API key ({response.status_code}): give one "
+                f"{self.url} refuses the API key ({response.status}): give one "
                 "with --api-key or OPENAI_API_KEY"
             )
         if not response.ok:
             raise UserError(
-                f"{self.url}: {what} failed with {response.status_code}: "
+                f"{self.url}: {what} failed with {response.status}: "
                 f"{_message(response)}"
             )
         try:
-            return json.loads(response.content)
+            return json.loads(response.body)
         except ValueError as error:
             raise UserError(
                 f"{self.url}: the answer to {what} is no whole JSON "
-                f"({response.content[:60]!r}): is this a vLLM server?"
+                f"({response.body[:60]!r}): is this a vLLM server?"
             ) from error
 
     # --- what the server is ---
@@ -219,7 +230,7 @@ class Server:
         if not response.ok:
             return None
         try:
-            return str(json.loads(response.content)["version"])
+            return str(json.loads(response.body)["version"])
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -233,7 +244,7 @@ class Server:
             "add_generation_prompt": True,
         }
         response = self._call("POST", "/tokenize", payload)
-        if response.status_code in (404, 405):
+        if response.status in (404, 405):
             raise UserError(
                 f"{self.url} has no /tokenize: the probes need vLLM's own server, not a "
                 "gateway before it"
@@ -270,10 +281,10 @@ class Server:
         response = self._call("GET", "/metrics", timeout_s=_METRICS_TIMEOUT_S)
         if not response.ok:
             raise UserError(
-                f"{self.url}/metrics answers {response.status_code}: the probes read "
+                f"{self.url}/metrics answers {response.status}: the probes read "
                 "vLLM's metrics; ask the server itself, not a gateway before it"
             )
-        found = Counters.parse(response.content.decode("utf-8", errors="replace"))
+        found = Counters.parse(response.body.decode("utf-8", errors="replace"))
         if not found.has_vllm:
             raise UserError(
                 f"{self.url}/metrics has no metrics of vLLM: start the server without "
@@ -285,7 +296,7 @@ class Server:
         self,
         after: Counters | None = None,
         requests_more: int = 0,
-        quiet_s: float = _POLL_S,
+        quiet_s: float = 0,
     ) -> Counters:
         """The counters once they stand still.
 
@@ -338,24 +349,24 @@ class Server:
         It does in its development mode (VLLM_SERVER_DEV_MODE=1).
         """
         response = self._call("POST", "/reset_prefix_cache")
-        if response.status_code in (401, 403, 404, 405):
+        if response.status in (401, 403, 404, 405):
             return False
         if not response.ok:
             raise UserError(
-                f"{self.url}: /reset_prefix_cache failed with {response.status_code}: "
+                f"{self.url}: /reset_prefix_cache failed with {response.status}: "
                 f"{_message(response)}"
             )
         return True
 
 
-def _message(response: requests.Response) -> str:
+def _message(response: Reply) -> str:
     """What a server says of an error, shortened."""
     try:
-        body = json.loads(response.content)
+        body = json.loads(response.body)
         said = body.get("error", body)
         said = said.get("message", said) if isinstance(said, dict) else said
     except (ValueError, AttributeError):
-        said = response.content.decode("utf-8", errors="replace") or response.reason
+        said = response.body.decode("utf-8", errors="replace") or response.reason
     return " ".join(str(said).split())[:_QUOTED]
 
 
