@@ -10,6 +10,8 @@ RUN := $(TOOLS)/bin/python
 SERIES := $(RUN) scripts/series.py
 RELEASE_TESTS := $(RUN) scripts/release_tests.py
 LAWS := $(RUN) scripts/laws.py
+# What only the pictures need.
+PLOTS := $(TOOLS)/.plots
 
 # Only what stands on make's command line counts (a PYTHON or RELEASE in the environment
 # means something else), and it reaches the script as it was written.
@@ -17,9 +19,9 @@ quoted = '$(subst ','\'',$(value $(1)))'
 option = $(if $(filter command,$(firstword $(origin $(2)))),--$(1)=$(call quoted,$(2)))
 RELEASE_ARG = $(call option,release,RELEASE)
 # Exporting them would expand what is written in them.
-unexport RELEASE VLLM PYTHON STOCK SECONDS SEED
+unexport RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL
 # A misspelt variable would have no effect and nobody would notice.
-KNOWN := RELEASE VLLM PYTHON STOCK SECONDS SEED HOST_PYTHON
+KNOWN := RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL HOST_PYTHON
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
 unknown := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(given)))
 $(if $(unknown),$(error unknown variable $(unknown)=; known: $(KNOWN)))
@@ -28,11 +30,12 @@ ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check \
 	test proof lint parity fuzz sweep bench mutants \
+	probe serve-sim experiment \
 	clean distclean
 
 help: ## List the targets (default)
 	echo "usage: make TARGET [RELEASE=0.33.0] [VLLM=path to a git checkout] [PYTHON=interpreter with vllm installed]"
-	sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
 
 apply: $(TOOLS)/.ready ## Apply the series to a built tree, or to VLLM= or PYTHON=
 	$(SERIES) apply $(ARGS)
@@ -79,11 +82,23 @@ bench: $(TOOLS)/.ready ## Measure what the host tier costs, stock and patched
 mutants: $(TOOLS)/.ready ## Plant defects in the patched trees: each must break a law
 	$(call takes,RELEASE)$(RUN) scripts/mutants.py $(RELEASE_ARG)
 
+probe: $(TOOLS)/.ready ## Does offload restore on your server? URL=http://localhost:8000
+	$(call takes,URL)$(RUN) scripts/probe_boundaries.py $(call option,url,URL)
+
+serve-sim: $(TOOLS)/.ready ## Serve a simulated model, no GPU: RELEASE= STOCK=1 PROFILE= MTP= PORT=
+	$(call takes,RELEASE STOCK PROFILE MTP PORT)$(RUN) scripts/serve_sim.py $(RELEASE_ARG) $(call option,stock,STOCK) $(call option,profile,PROFILE) $(call option,mtp,MTP) $(call option,port,PORT)
+
+experiment: $(PLOTS) ## Run all probes on simulated servers, stock beside patched
+	$(call takes,RELEASE)$(RUN) scripts/experiment.py $(RELEASE_ARG)
+
 clean: ## Remove the built trees and reports, keep the tools and the downloads
 	$(call takes,)$(HOST_PYTHON) scripts/clean.py
 
 distclean: ## Remove everything that was built or downloaded
 	$(call takes,)$(HOST_PYTHON) scripts/clean.py --all
+
+$(PLOTS): $(TOOLS)/.ready
+	$(HOST_PYTHON) scripts/tools_venv.py $(TOOLS) plots
 
 $(TOOLS)/.ready: pyproject.toml scripts/tools_venv.py
 	command -v $(HOST_PYTHON) >/dev/null || { echo "make: $(HOST_PYTHON) is not there: install Python 3.11 or newer, or name it with HOST_PYTHON=" >&2; exit 1; }

@@ -2,6 +2,7 @@
 """Run all probes on simulated servers, stock beside patched, and write the report."""
 
 import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,26 +22,23 @@ from offload_parity.simulation import Tree
 @click.command(help=__doc__)
 @click.option("--release", help="One release; default: all supported.")
 @click.option("--stock", type=click.Path(path_type=Path), multiple=True,
-              help="A tree to take as stock, in place of the built ones.")  # fmt: skip
+              help="A tree to take as stock, not the built ones.")  # fmt: skip
 @click.option("--patched", type=click.Path(path_type=Path), multiple=True,
-              help="A tree to take as patched, in place of the built ones.")  # fmt: skip
+              help="A tree to take as patched, not the built ones.")  # fmt: skip
 @click.option("--python", type=click.Path(path_type=Path),
               help="Interpreter that has vLLM's requirements.")  # fmt: skip
-@click.option("--tokens", type=click.IntRange(1), default=Size.tokens,
-              show_default=True)  # fmt: skip
-@click.option("--prompts", type=click.IntRange(1), default=Size.prompts,
-              show_default=True)  # fmt: skip
+@click.option("--quick", is_flag=True, help="Small servers, few short prompts.")
 @click.option("--no-plots", is_flag=True, help="Tables only: needs no matplotlib.")
 @click.option("--jobs", type=click.IntRange(1), default=upstream_tests.default_jobs,
               help="Servers side by side; default: 2, 1 on a single core.")  # fmt: skip
-def cli(release, stock, patched, python, tokens, prompts, no_plots, jobs) -> None:
-    """Measure, print the tables and write them."""
+def cli(release, stock, patched, python, quick, no_plots, jobs) -> None:
+    """Measure, print the tables and write them; status 1 if a figure is not right."""
     began = time.monotonic()
     folder = build_root() / "reports"
     folder.mkdir(parents=True, exist_ok=True)
     if not no_plots:
         plots.check(folder / "experiment.png")
-    size = Size(tokens=tokens, prompts=prompts)
+    size = experiment.QUICK if quick else Size()
     own = [Tree("stock", p.resolve()) for p in stock]
     own += [Tree("patched", p.resolve()) for p in patched]
     groups: dict[str, list[Tree]] = {}
@@ -50,6 +48,9 @@ def cli(release, stock, patched, python, tokens, prompts, no_plots, jobs) -> Non
         for each in releases.chosen(release):
             groups[each.version] = simulation.trees_of(each)
     plans = [p for version, t in groups.items() for p in experiment.plans(version, t)]
+    if quick:
+        # The release's default is asked by the whole experiment.
+        plans = [experiment.quick(p) for p in plans if p.retention is not None]
     interpreter = unit_env.interpreter(python)
     total = len(plans) * size.requests(256)
     with (
@@ -70,11 +71,18 @@ def cli(release, stock, patched, python, tokens, prompts, no_plots, jobs) -> Non
         for found in everything:
             experiment.draw(found, size, folder)
     text = experiment.report(everything, size, (time.monotonic() - began) / 60)
-    (folder / "experiment.md").write_text(text, encoding="utf-8")
+    path = folder / ("probes.md" if quick else "experiment.md")
+    path.write_text(text, encoding="utf-8")
     rows = [experiment.row(found) for found in everything]
-    (folder / "experiment.json").write_text(json.dumps(rows, indent=1), "utf-8")
+    path.with_suffix(".json").write_text(json.dumps(rows, indent=1), "utf-8")
     click.echo(text.split("\n\n![")[0])
-    click.echo(f"\n{shown(folder / 'experiment.md')}")
+    click.echo(f"\n{shown(path)}")
+    findings = [line for found in everything for line in experiment.check(found, size)]
+    for line in findings:
+        click.echo(f"FINDING {line}")
+    click.echo(f"{len(everything)} servers, {len(findings)} findings")
+    if findings:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from offload_parity.probes.server import Server
 @click.argument("tokens", metavar="N", type=click.IntRange(1))
 @click.argument("seed", metavar="SEED")
 @click.option("--prefix", type=click.IntRange(0), default=0, show_default=True,
-              help="Input tokens, from the first, that --prefix-seed sets.")  # fmt: skip
+              help="Input tokens, from the first, that its seed sets.")  # fmt: skip
 @click.option("--prefix-seed", help="Its seed; needs --prefix.")
 @click.option("--max-tokens", type=click.IntRange(1), default=1, show_default=True,
               help="Tokens to generate.")  # fmt: skip

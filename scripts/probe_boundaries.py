@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does offload really restore? Resends prompts of all lengths across one alignment block.
+"""Does offload really restore? Resends prompts of all lengths across one block.
 
 Prompts are sent, pushed out of the GPU, and sent again: a length at which the resend
-restores nothing, or less than a shorter one, is the silent kind of fault. In the server's
-development mode (VLLM_SERVER_DEV_MODE=1) the GPU side is emptied, otherwise other prompts
-push them out. Ends with OK (exit status 0), AFFECTED (3) or UNKNOWN (4).
+restores nothing, or less than a shorter one, is the silent kind of fault. In the
+server's development mode (VLLM_SERVER_DEV_MODE=1) the GPU side is emptied, otherwise
+other prompts push them out. Ends with OK (exit status 0), AFFECTED (3), UNKNOWN (4).
 """
 
 import sys
@@ -40,8 +40,8 @@ def remedy(version: str | None) -> str:
         )
     named = f"vLLM {plain}" if plain else "a server that names no version"
     return (
-        f"this project has no series for {named}, only for {releases.names(supported)}: "
-        "upgrade to one of them"
+        f"this project has no series for {named}, only for "
+        f"{releases.names(supported)}: upgrade to one of them"
     )
 
 
@@ -52,7 +52,7 @@ def remedy(version: str | None) -> str:
 @click.option("--around", type=click.IntRange(2),
               help="The boundary in the middle; default: one past 2,048.")  # fmt: skip
 @click.option("--step", type=click.IntRange(1),
-              help="Tokens from one length to the next; default: about 32.")  # fmt: skip
+              help="Tokens between lengths; default: for about 32.")  # fmt: skip
 @click.option("--filler", type=click.IntRange(1), default=16_384, show_default=True,
               help="Tokens of a prompt that pushes others out.")  # fmt: skip
 @click.option("--fillers", type=click.IntRange(1), default=512, show_default=True,

@@ -25,7 +25,7 @@ from offload_parity.probes.command import (
 @click.command(help=__doc__)
 @run_seed(metavar="[RUN_SEED]")
 @click.option("--prefix", type=click.IntRange(1), default=20_000, show_default=True,
-              help="Input tokens that all share, the template's among them.")  # fmt: skip
+              help="Input tokens that all share, with the template's.")  # fmt: skip
 @click.option("--own", type=click.IntRange(1), default=3_000, show_default=True,
               help="Input tokens of each one's own.")  # fmt: skip
 @click.option("--siblings", type=click.IntRange(2), default=4, show_default=True)

@@ -40,13 +40,16 @@ def ready(plan: Plan, running: Running) -> str:
         blocks = int(plan.host_gib * 2**30) // (facts["block_bytes"] * plan.ranks)
         host = f"host {plan.host_gib:g} GiB = {blocks:,} blocks"
     kept = "its default" if plan.retention is None else plan.retention
+    model = (
+        f"vLLM {plan.version} ({plan.tree.label}), {PROFILES[plan.profile].title}, MTP "
+        f"{plan.mtp}, {plan.ranks} rank(s), retention {kept}"
+    )
+    gpu = f"GPU {plan.gpu_bytes / 1e9:g} GB = {facts['gpu_blocks']:,} blocks"
     lines = [
         f"Ready: {running.url}",
-        f"  vLLM {plan.version} ({plan.tree.label}), {PROFILES[plan.profile].title}, "
-        f"MTP {plan.mtp}, {plan.ranks} rank(s), retention {kept}",
+        f"  {model}",
         f"  groups: {groups}",
-        f"  blocks of {facts['block_bytes']:,} bytes; "
-        f"GPU {plan.gpu_bytes / 1e9:g} GB = {facts['gpu_blocks']:,} blocks; {host}",
+        f"  blocks of {facts['block_bytes']:,} bytes; {gpu}; {host}",
         "  seconds are those of the time model"
         if plan.timed
         else "  nothing is computed: seconds mean nothing (give --prefill-rate)",
@@ -58,7 +61,8 @@ def ready(plan: Plan, running: Running) -> str:
 
 @click.command(help=__doc__)
 @click.option("--release", help="A supported release; default: the newest.")
-@click.option("--stock", is_flag=True, help="As published, without the series.")
+@click.option("--stock", is_flag=False, flag_value="1", default="",
+              help="As published, without the series.")  # fmt: skip
 @click.option(
     "--tree", type=click.Path(path_type=Path), help="A vLLM tree of your own instead."
 )
@@ -73,7 +77,7 @@ def ready(plan: Plan, running: Running) -> str:
 @click.option("--mtp", type=click.IntRange(0, 2), default=2, show_default=True,
               help="Tokens that the drafter proposes; 0: no drafter.")  # fmt: skip
 @click.option("--gpu-gb", type=click.FloatRange(0, min_open=True), default=7.0,
-              show_default=True, help="KV cache of one rank, in 10^9 bytes.")  # fmt: skip
+              show_default=True, help="KV cache of one rank, 10^9 bytes.")  # fmt: skip
 @click.option("--host-gib", type=click.FloatRange(0), default=64.0, show_default=True,
               help="The host tier, in 2^30 bytes; 0: none.")  # fmt: skip
 @click.option("--ranks", type=click.Choice(["1", "2", "4", "8"]), default="1",
@@ -95,6 +99,8 @@ def cli(
     max_model_len, prefill_rate, host_bandwidth, decode_step, port,
 ) -> None:  # fmt: skip
     """Serve until Ctrl-C."""
+    if stock not in ("", "0", "1"):
+        raise UserError(f"STOCK={stock}: give STOCK=1 or leave it out")
     if tree is not None and (stock or release):
         raise UserError("--tree says which: leave out --release and --stock")
     if (host_bandwidth or decode_step) and not prefill_rate:
@@ -105,7 +111,8 @@ def cli(
         version = sim_server.version_of(which.path)
     else:
         chosen = releases.get(release)
-        (which,) = simulation.trees_of(chosen, ("stock" if stock else "patched",))
+        kind = "stock" if stock == "1" else "patched"
+        (which,) = simulation.trees_of(chosen, (kind,))
         version = chosen.version
     plan = Plan(
         tree=which, version=version, profile=profile, mtp=mtp,

@@ -19,8 +19,11 @@ def fail(message):
     sys.exit("error: " + message)
 
 
-def main(folder):
-    """Make the environment in ``folder``; ``.ready`` in it says that it is whole."""
+def main(folder, group="tools"):
+    """Make the environment in ``folder``; ``.ready`` in it says that it is whole.
+
+    Another ``group`` is installed into it, and a file of its name says so.
+    """
     if sys.version_info < NEEDS:
         fail(
             "Python %d.%d or newer is needed, %s is %s: name another with HOST_PYTHON="
@@ -39,8 +42,8 @@ def main(folder):
         )
 
     with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
-        pins = tomllib.load(file)["dependency-groups"]["tools"]
-    ready = os.path.join(folder, ".ready")
+        pins = tomllib.load(file)["dependency-groups"][group]
+    ready = os.path.join(folder, ".ready" if group == "tools" else "." + group)
     wanted = "\n".join([sys.version.split()[0], *pins])
     if os.path.exists(ready):
         with open(ready) as file:
@@ -48,15 +51,18 @@ def main(folder):
                 # Only the time of a file changed, as after a git checkout.
                 os.utime(ready)
                 return
-    print(
-        "Installing this project's tools into %s (once, 100 MB on disk)" % folder,
-        flush=True,
-    )
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        venv.create(folder, with_pip=True, symlinks=os.name != "nt")
-    except (OSError, subprocess.CalledProcessError) as error:
-        fail("cannot make %s: %s" % (folder, error))
+    if group == "tools":
+        print(
+            "Installing this project's tools into %s (once, 100 MB on disk)" % folder,
+            flush=True,
+        )
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            venv.create(folder, with_pip=True, symlinks=os.name != "nt")
+        except (OSError, subprocess.CalledProcessError) as error:
+            fail("cannot make %s: %s" % (folder, error))
+    else:
+        print("Installing %s into %s" % (", ".join(pins), folder), flush=True)
     pip = [os.path.join(folder, "bin", "python"), "-m", "pip", "-qq"]
     pip += ["--disable-pip-version-check", "install"]
     if subprocess.call(pip + pins):
@@ -69,4 +75,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -16,7 +16,7 @@ from conftest import MASK, NEW, ROOT, World, git
 TARGETS = (
     *("help", "apply", "fetch", "status", "unapply", "edit", "export", "check"),
     *("test", "proof", "lint", "parity", "fuzz", "sweep", "bench", "mutants"),
-    *("clean", "distclean"),
+    *("probe", "serve-sim", "experiment", "clean", "distclean"),
 )
 
 
@@ -58,7 +58,7 @@ def test_help_is_the_default_and_lists_every_target(project: Path, args: tuple) 
     shutil.rmtree(project / "build")
     done = make(project, *args, "HOST_PYTHON=/no/such/python")
     assert (done.returncode, done.stderr) == (0, "")
-    listed = re.findall(r"^  (\w+) +\S.*$", done.stdout, re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+) +\S.*$", done.stdout, re.MULTILINE)
     assert tuple(listed) == TARGETS
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)

@@ -2,11 +2,9 @@
 """What is said of a server that is missing or unsuitable."""
 
 import json
-import re
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -2,7 +2,7 @@
 """All probes on simulated servers, stock beside patched, and the report of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,11 @@ class Size:
     own: int = 3_000
     siblings: int = 4
     step: int | None = None
+
+    @property
+    def sibling_tokens(self) -> int:
+        """Tokens of one of the prompts that share a prefix."""
+        return self.prefix + self.own
 
     def requests(self, align: int) -> int:
         """How many requests that is, to show progress."""
@@ -130,8 +135,8 @@ class Arithmetic:
 def arithmetic(plan: Plan, facts: dict[str, Any], tokens: int) -> Arithmetic | None:
     """For retention every so many tokens; None otherwise.
 
-    The positions kept are the multiples of the interval and the replay boundary, the last
-    at which every drafter's group has a complete peek block.
+    The positions kept are the multiples of the interval and the replay boundary, the
+    last at which every drafter's group has a complete peek block.
     """
     if not isinstance(plan.retention, int) or not plan.retention:
         return None
@@ -203,10 +208,11 @@ def _said(found: Found, tokens: int) -> str | None:
     tails = " + ".join(map(str, sums.tails))
     return (
         f"vLLM {found.plan.version} {found.plan.tree.label}, retention "
-        f"{found.plan.retention}: {sums.full} full blocks + {sums.positions} boundaries × "
-        f"({tails}) tail blocks = {sums.blocks} blocks of {sums.block_bytes:,} bytes, "
-        f"times {sums.ranks} rank(s) = {sums.bytes:,} bytes per prompt; into "
-        f"{found.plan.host_gib:g} GiB go {sums.fit}. Measured: {max(stored):,} bytes."
+        f"{found.plan.retention}: {sums.full} full blocks + {sums.positions} "
+        f"boundaries × ({tails}) tail blocks = {sums.blocks} blocks of "
+        f"{sums.block_bytes:,} bytes, times {sums.ranks} rank(s) = {sums.bytes:,} "
+        f"bytes per prompt; into {found.plan.host_gib:g} GiB go {sums.fit}. Measured: "
+        f"{max(stored):,} bytes."
     )
 
 
@@ -214,24 +220,94 @@ def report(everything: Sequence[Found], size: Size, minutes: float) -> str:
     """The report in Markdown."""
     rows = [row(found) for found in everything]
     said = [_said(found, size.tokens) for found in everything]
+    plan = everything[0].plan
+    intro = (
+        f"DeepSeek-V4-Flash with MTP {plan.mtp}, GPU KV cache of "
+        f"{plan.gpu_bytes / 1e9:g} GB per rank, host tier of {plan.host_gib:g} GiB. "
+        f"{size.prompts} prompts of {size.tokens:,} tokens forward, then in reverse; "
+        "counted is the way back (number of requests × cached tokens). Hits are vLLM's "
+        f"own; nothing is computed, so seconds mean nothing. {minutes:.1f} minutes."
+    )
+    others = (
+        f"{size.siblings} prompts that share {size.prefix:,} of "
+        f"{size.sibling_tokens:,} tokens, one after the other (cached tokens of "
+        "each), and resends of prompts of all lengths across one alignment block from "
+        "the host:"
+    )
     parts = [
         "# The experiment: stock beside patched, on simulated servers",
-        f"DeepSeek-V4-Flash with MTP 2, GPU KV cache of 7 GB per rank, host tier of 64 "
-        f"GiB. {size.prompts} prompts of {size.tokens:,} tokens forward, then in reverse; "
-        "counted is the way back (number of requests × cached tokens). Hits are vLLM's "
-        f"own; nothing is computed, so seconds mean nothing. {minutes:.1f} minutes.",
+        intro,
         _table(rows, (*_KEY, *_CACHE)),
         "By the rules a prompt takes:",
         "\n".join(f"- {line}" for line in said if line),
-        f"{size.siblings} prompts that share {size.prefix:,} of {size.prefix + size.own:,} "
-        "tokens, one after the other (cached tokens of each), and resends of prompts of "
-        "all lengths across one alignment block from the host:",
+        others,
         _table(rows, (*_KEY, *_OTHER)),
     ]
     for found in everything:
         for picture in found.pictures:
             parts.append(f"![{picture.stem}]({picture.name})")
     return "\n\n".join(parts) + "\n"
+
+
+def check(found: Found, size: Size) -> list[str]:
+    """What is not as this project says it is; nothing on a stock tree is a finding.
+
+    On a patched tree: resends of every length restore what they should, the third
+    prompt with a shared prefix hits it from both tiers, and a prompt takes the blocks
+    that the rules say, so that as many fit.
+    """
+    if found.plan.tree.label != "patched":
+        return []
+    findings = []
+    word, lines = boundaries.verdict(found.points)
+    if word != "OK":
+        findings += [f"boundaries: {line}" for line in lines]
+    groups = found.facts["groups"]
+    align = max(g["block"] for g in groups if g["kind"] == "full")
+    peek = max((g["block"] for g in groups if g["eagle"]), default=0)
+    shared = (size.prefix - peek) // align * align
+    findings += [
+        f"prefix, {s.mode}: sibling {s.number} hits {s.seen.cached} of {shared}"
+        for s in found.siblings
+        if s.number > 2 and s.seen.cached != shared
+    ]
+    back = [r.seen for r in found.cache if r.direction == "reverse"]
+    whole = (size.tokens - max(peek, 1)) // align * align
+    hits = sum(s.cached == whole for s in back)
+    sums = arithmetic(found.plan, found.facts, size.tokens)
+    if sums is None:
+        if back[0].cached != whole:
+            findings.append(f"cache: the newest hits {back[0].cached} of {whole}")
+        return [_named(found, line) for line in findings]
+    if hits != min(size.prompts, sums.fit):
+        findings.append(f"cache: {hits} prompts hit {whole}, {sums.fit} fit")
+    first = found.cache[0].seen.stored_bytes
+    if first != sums.bytes:
+        findings.append(f"cache: a prompt stores {first} bytes, not {sums.bytes}")
+    return [_named(found, line) for line in findings]
+
+
+def _named(found: Found, line: str) -> str:
+    plan = found.plan
+    return f"vLLM {plan.version} {plan.tree.label}, retention {retention(plan)}: {line}"
+
+
+# Servers and prompts for a run of a minute: both tiers are too small for all prompts.
+QUICK = Size(tokens=9_004, prompts=10, prefix=5_000, own=1_000)
+
+
+def quick(plan: Plan) -> Plan:
+    """A server as small as `QUICK` needs it.
+
+    A step's tokens must fit into the windows' groups, so steps are smaller, too.
+    """
+    return replace(
+        plan,
+        gpu_bytes=6 * 10**8,
+        host_gib=0.875 * plan.ranks,
+        max_model_len=12_288,
+        options=("--max-num-batched-tokens", "1024"),
+    )
 
 
 def plans(version: str, trees: Sequence[Any]) -> list[Plan]:

@@ -288,8 +288,8 @@ def explain(log: Path, status: int, plan: Plan) -> str:
     ):
         return (
             f"the GPU's KV budget of {match[2]} GiB is too small for a request of "
-            f"{plan.max_model_len:,} tokens, which needs {match[1]} GiB: raise --gpu-gb "
-            f"or lower --max-model-len; {where}"
+            f"{plan.max_model_len:,} tokens, which needs {match[1]} GiB: raise "
+            f"--gpu-gb or lower --max-model-len; {where}"
         )
     if status == -signal.SIGKILL or "MemoryError" in text:
         return f"the simulated server was killed or found no memory left; {where}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vLLM executor that computes nothing and acknowledges every transfer.
 
-vLLM imports it in its own processes by ``--distributed-executor-backend``. What it is to
-imitate comes as JSON in the environment (``settings``).
+vLLM imports it in its own processes by ``--distributed-executor-backend``. What it is
+to imitate comes as JSON in the environment (``settings``).
 """
 
 import copy

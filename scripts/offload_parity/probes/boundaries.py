@@ -10,10 +10,10 @@ from ..errors import UserError
 from .meter import Meter, Seen
 from .prompts import PromptMaker
 
-# Prompts at which the alignment of hits is measured: odd, so that they stand anywhere in
-# their blocks.
+# Prompts at which the alignment of hits is measured, anywhere in their blocks.
 _SAMPLES = (1537, 1811, 2203, 2657, 3119)
 _POINTS = 32
+_BATCH = 8
 _CANARIES = 10
 
 
@@ -88,8 +88,8 @@ def lengths(
 def judge(points: Sequence[Point]) -> list[Point]:
     """Mark the lengths at which less is restored than at a shorter one.
 
-    What a prompt can restore never falls with its length: a boundary that a shorter one
-    resumes at lies in it too. Where some blocks were still on the GPU nothing is judged.
+    What a prompt can restore never falls with its length: a boundary that a shorter
+    one resumes at lies in it too. What was still on the GPU is not judged.
     """
     best = 0
     judged = []
@@ -111,7 +111,7 @@ def run(
     filler: int,
     most_fillers: int,
 ) -> list[Point]:
-    """Send a prompt of each length, empty the GPU, and send them again.
+    """Send prompts of all lengths, empty the GPU, and send them again.
 
     Args:
         meter, maker: of the server.
@@ -124,16 +124,21 @@ def run(
     Raises:
         UserError: the GPU side could not be emptied.
     """
-    contents = {n: maker.prompt(n, f"{seed} {n}") for n in tried}
-    for length, content in contents.items():
-        meter.send(content, length)
-        done()
-    if not meter.empty_gpu():
-        _evict(meter, maker, seed, filler, most_fillers)
+    # Emptying is quick, so few prompts at a time: a small host tier keeps them.
+    size = _BATCH if meter.empty_gpu() else len(tried)
     points = []
-    for length, content in contents.items():
-        points.append(Point(length, meter.send(content, length)))
-        done()
+    for start in range(0, len(tried), size):
+        batch = tried[start : start + size]
+        contents = {n: maker.prompt(n, f"{seed} {n}") for n in batch}
+        for length, content in contents.items():
+            meter.send(content, length)
+            done()
+        if not meter.empty_gpu():
+            _evict(meter, maker, seed, filler, most_fillers)
+        # The newest first: what the host has no room for are the oldest.
+        for length, content in reversed(contents.items()):
+            points.append(Point(length, meter.send(content, length)))
+            done()
     return judge(points)
 
 
@@ -142,8 +147,8 @@ def _evict(
 ) -> None:
     """Push everything out of the GPU with other prompts.
 
-    Canaries, sent after all that is to go, are looked at one by one, since a look brings
-    a canary back: after 1, 2, 4, … fillers.
+    Canaries, sent after all that is to go, are looked at one by one, since a look
+    brings a canary back: after 1, 2, 4, … fillers.
     """
     length = min(filler, max(_SAMPLES))
     canaries = [maker.prompt(length, f"{seed} canary {i}") for i in range(_CANARIES)]
@@ -158,8 +163,8 @@ def _evict(
             if not meter.send(canaries.pop(), length).gpu:
                 return
     raise UserError(
-        f"{meter.server.url}: {sent} prompts of {filler:,} tokens did not push the others "
-        "out of the GPU: raise --fillers, or start the server with "
+        f"{meter.server.url}: {sent} prompts of {filler:,} tokens did not push the "
+        "others out of the GPU: raise --fillers, or start the server with "
         "VLLM_SERVER_DEV_MODE=1, where the probe can empty it"
     )
 
@@ -187,7 +192,10 @@ def verdict(points: Sequence[Point]) -> tuple[str, list[str]]:
     if not judged:
         return "UNKNOWN", lines
     if not any(p.seen.host for p in judged):
-        lines.append(f"a resend restores nothing at any of {len(judged)} lengths")
+        lines.append(
+            f"a resend restores nothing at any of {len(judged)} lengths (a host tier "
+            "that holds fewer prompts than were sent meanwhile would do so, too)"
+        )
         return "AFFECTED", lines
     nothing = [p.length for p in judged if p.short and not p.seen.host]
     less = [p.length for p in judged if p.short and p.seen.host]

@@ -158,10 +158,11 @@ def heading(meter: Meter, maker: PromptMaker, seed: object) -> list[str]:
     server = meter.server
     release = f"vLLM {server.version}" if server.version else "a server of no version"
     template = maker.template
-    return [
-        f"{server.url}: {server.model} on {release}; run seed {seed}; the chat template "
-        f"has {template.overhead} of a prompt's tokens"
-    ]
+    line = (
+        f"{server.url}: {server.model} on {release}; run seed {seed}; the chat "
+        f"template has {template.overhead} of a prompt's tokens"
+    )
+    return [line]
 
 
 def show(

@@ -69,8 +69,8 @@ class Meter:
         self._last = now
         if moved.requests < 1:
             raise UserError(
-                f"{self.server.url}/metrics does not count our request: several replicas "
-                "answer at this address; probe one of them by its own address"
+                f"{self.server.url}/metrics does not count our request: several "
+                "replicas answer at this address; probe one of them by its own address"
             )
         self.others += moved.requests - 1
         host = min(moved.host_hits, cached)
@@ -96,7 +96,8 @@ class Meter:
         """What the reader must know of the figures."""
         if not self.others:
             return []
-        return [
+        line = (
             f"{self.others} requests of somebody else ended meanwhile: where they fall "
             "together with ours, tiers and bytes may be mixed up; probe an idle server"
-        ]
+        )
+        return [line]

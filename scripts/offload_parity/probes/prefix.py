@@ -82,8 +82,8 @@ def words(found: list[Sibling], prefix: int) -> list[str]:
             )
             continue
         line = (
-            f"{mode}: sibling {first.number} is the first to hit, {first.seen.cached:,} "
-            f"of {prefix:,} shared tokens from {first.seen.tier}"
+            f"{mode}: sibling {first.number} is the first to hit, "
+            f"{first.seen.cached:,} of {prefix:,} shared tokens from {first.seen.tier}"
         )
         if best > first.seen.cached:
             full = next(s for s in of_mode if s.seen.cached == best)

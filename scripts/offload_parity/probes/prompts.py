@@ -12,104 +12,15 @@ from .server import Server
 # Tried in this order. In most vocabularies a short common word with the space before it
 # is one token, whatever stands around it.
 _LETTERS = tuple(string.ascii_lowercase)
-_COMMON = tuple(
-    [
-        "time",
-        "year",
-        "people",
-        "way",
-        "day",
-        "man",
-        "thing",
-        "woman",
-        "life",
-        "child",
-        "world",
-        "school",
-        "state",
-        "family",
-        "student",
-        "group",
-        "country",
-        "problem",
-        "hand",
-        "part",
-        "place",
-        "case",
-        "week",
-        "company",
-        "system",
-        "program",
-        "question",
-        "work",
-        "government",
-        "number",
-        "night",
-        "point",
-        "home",
-        "water",
-        "room",
-        "mother",
-        "area",
-        "money",
-        "story",
-        "fact",
-        "month",
-        "lot",
-        "right",
-        "study",
-        "book",
-        "eye",
-        "job",
-        "word",
-        "business",
-        "issue",
-        "side",
-        "kind",
-        "head",
-        "house",
-        "service",
-        "friend",
-        "father",
-        "power",
-        "hour",
-        "game",
-        "line",
-        "end",
-        "member",
-        "law",
-        "car",
-        "city",
-        "name",
-        "team",
-        "minute",
-        "idea",
-        "body",
-        "back",
-        "parent",
-        "face",
-        "level",
-        "office",
-        "door",
-        "health",
-        "art",
-        "war",
-        "history",
-        "party",
-        "result",
-        "change",
-        "morning",
-        "reason",
-        "research",
-        "girl",
-        "guy",
-        "moment",
-        "air",
-        "teacher",
-        "force",
-        "education",
-    ]
-)
+_COMMON = """
+time year people way day man thing woman life child world school state family
+student group country problem hand part place case week company system program
+question work government number night point home water room mother area money story
+fact month lot right study book eye job word business issue side kind head house
+service friend father power hour game line end member law car city name team minute
+idea body back parent face level office door health art war history party result
+change morning reason research girl guy moment air teacher force education
+"""
 _SAMPLE = 400
 _LEAST_WORDS = 16
 
@@ -136,7 +47,7 @@ class PromptMaker:
     @cached_property
     def _found(self) -> tuple[tuple[str, ...], Template]:
         """Words that are one token each wherever they stand, and the overhead."""
-        for candidates in (_LETTERS, _COMMON):
+        for candidates in (_LETTERS, tuple(_COMMON.split())):
             words = self._one_token_words(candidates)
             if len(words) >= _LEAST_WORDS:
                 return words, self._template(words)
@@ -210,8 +121,8 @@ class PromptMaker:
         shared = max(prefix - template.before, 0)
         if shared >= count:
             raise UserError(
-                f"a shared prefix of {prefix} tokens leaves no room in {length}: at most "
-                f"{length - template.after - 1}"
+                f"a shared prefix of {prefix} tokens leaves no room in {length}: at "
+                f"most {length - template.after - 1}"
             )
         own = self._draw(seed, count - shared)
         if mark is not None:
@@ -230,8 +141,8 @@ class PromptMaker:
         counted = len(self._server.tokenize(content))
         if counted != length:
             raise UserError(
-                f"{self._server.url}: a prompt made for {length} tokens has {counted} by "
-                "its tokenizer; report this with the model's name"
+                f"{self._server.url}: a prompt made for {length} tokens has {counted} "
+                "by its tokenizer; report this with the model's name"
             )
 
 

@@ -246,8 +246,8 @@ class Server:
         response = self._call("POST", "/tokenize", payload)
         if response.status in (404, 405):
             raise UserError(
-                f"{self.url} has no /tokenize: the probes need vLLM's own server, not a "
-                "gateway before it"
+                f"{self.url} has no /tokenize: the probes need vLLM's own server, not "
+                "a gateway before it"
             )
         tokens = self._json(response, "/tokenize").get("tokens")
         if not isinstance(tokens, list):
@@ -332,9 +332,9 @@ class Server:
             raise UserError(f"{self.url} sleeps: wake it up (POST /wake_up)")
         if len(now.engines) > 1:
             raise UserError(
-                f"{self.url} has {len(now.engines)} engines ({', '.join(now.engines)}), "
-                "each with a cache of its own: probe a server with one "
-                "(--data-parallel-size 1)"
+                f"{self.url} has {len(now.engines)} engines "
+                f"({', '.join(now.engines)}), each with a "
+                "cache of its own: probe a server with one (--data-parallel-size 1)"
             )
         if now.stored_bytes is None:
             raise UserError(
