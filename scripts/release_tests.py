@@ -88,22 +88,14 @@ def test_release(
     for kind in ("stock", "patched"):
         step = steps.parity_tests(release, env, jobs, kind)
         report.run(group, f"simulation, {kind}", step)
-    report.run(
-        group,
-        "parity",
-        steps.command(
-            [
-                sys.executable,
-                ROOT / "scripts" / "laws.py",
-                "laws",
-                "--release",
-                release.version,
-                "--jobs",
-                str(jobs),
-            ],
-            upstream_tests.report_log(release, "parity"),
-        ),
-    )
+    for name, words in (
+        ("parity", ("laws.py", "laws")),
+        ("probes", ("experiment.py", "--quick", "--no-plots")),
+    ):
+        command = [sys.executable, ROOT / "scripts" / words[0], *words[1:]]
+        command += ["--release", release.version, "--jobs", str(jobs)]
+        log = upstream_tests.report_log(release, name)
+        report.run(group, name, steps.command(command, log))
 
 
 @cli.command(name="proof")

@@ -250,16 +250,18 @@ def report(everything: Sequence[Found], size: Size, minutes: float) -> str:
 
 
 def check(found: Found, size: Size) -> list[str]:
-    """What is not as this project says it is; nothing on a stock tree is a finding.
+    """What is not as this project says it is.
 
-    On a patched tree: resends of every length restore what they should, the third
-    prompt with a shared prefix hits it from both tiers, and a prompt takes the blocks
-    that the rules say, so that as many fit.
+    On a stock tree: the boundary probe finds the fault. On a patched one: resends of
+    every length restore what they should, the third prompt with a shared prefix hits it
+    from both tiers, and a prompt takes the blocks that the rules say, so that as many
+    fit.
     """
-    if found.plan.tree.label != "patched":
-        return []
-    findings = []
     word, lines = boundaries.verdict(found.points)
+    if found.plan.tree.label != "patched":
+        unseen = "boundaries: the fault that this release has is not found"
+        return [] if word == "AFFECTED" else [_named(found, unseen)]
+    findings = []
     if word != "OK":
         findings += [f"boundaries: {line}" for line in lines]
     groups = found.facts["groups"]
