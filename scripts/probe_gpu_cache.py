@@ -40,7 +40,7 @@ def cli(address, tokens, prompts, run_seed, as_json, as_csv, plot) -> None:
             bar.update()
 
         requests = gpu_cache.run(meter, maker, tokens, prompts, run_seed, done)
-    found = gpu_cache.summary(requests)
+    found = gpu_cache.summary(requests, meter.totals())
     lines = [*heading(meter, maker, run_seed), *gpu_cache.words(found)]
     lines += meter.warnings()
     show([r.row() for r in requests], {"summary": found}, lines, as_json, as_csv)

@@ -93,10 +93,13 @@ def ready(plan: Plan, running: Running) -> str:
               help="Time model: GB/s of one rank, each way.")  # fmt: skip
 @click.option("--decode-step", type=click.FloatRange(0), default=0.0,
               help="Time model: seconds of a decoding step.")  # fmt: skip
+@click.option("--no-dev-mode", is_flag=True,
+              help="Do not offer to empty the GPU side.")  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65_535), default=8000, show_default=True)
 def cli(
     release, stock, tree, python, profile, mtp, gpu_gb, host_gib, ranks, retention,
-    max_model_len, prefill_rate, host_bandwidth, decode_step, port,
+    max_model_len, prefill_rate, host_bandwidth, decode_step,
+    no_dev_mode, port,
 ) -> None:  # fmt: skip
     """Serve until Ctrl-C."""
     if stock not in ("", "0", "1"):
@@ -120,7 +123,7 @@ def cli(
         retention=retention, max_model_len=max_model_len,
         prefill_tokens_per_s=prefill_rate,
         host_bytes_per_s=host_bandwidth and host_bandwidth * 1e9,
-        decode_step_s=decode_step,
+        decode_step_s=decode_step, dev_mode=not no_dev_mode,
     )  # fmt: skip
     interpreter = unit_env.interpreter(python)
     click.echo(f"Starting vLLM {version} ({which.label}) on port {port}; 20 to 60 s")

@@ -9,6 +9,7 @@ import pytest
 from offload_parity import experiment
 from offload_parity.experiment import Found, Size
 from offload_parity.probes.boundaries import Point
+from offload_parity.probes.counters import Difference
 from offload_parity.probes.gpu_cache import Request
 from offload_parity.probes.meter import Seen
 from offload_parity.probes.prefix import EVICTED, KEPT, Sibling
@@ -57,7 +58,8 @@ def found(label: str = "patched", hits: int = 70) -> Found:
         for i, cached in enumerate((0, 16_384, 19_712, 19_712))
     ]
     points = [Point(n, seen(2048)) for n in (2176, 2304, 2400)]
-    return Found(plan(label), FACTS, cache, siblings, points)
+    total = Difference(200, 0, 0, 100 * PER_PROMPT, 5 * 10**9)
+    return Found(plan(label), FACTS, cache, total, siblings, points)
 
 
 def test_the_arithmetic_of_the_49_000_token_table() -> None:

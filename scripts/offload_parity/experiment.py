@@ -8,6 +8,7 @@ from typing import Any
 
 from . import sim_server
 from .probes import boundaries, gpu_cache, plots, prefix
+from .probes.counters import Difference
 from .probes.meter import MISS, Meter
 from .probes.prompts import PromptMaker
 from .probes.server import Address, Server
@@ -50,6 +51,7 @@ class Found:
     plan: Plan
     facts: dict[str, Any]
     cache: list[gpu_cache.Request]
+    total: Difference
     siblings: list[prefix.Sibling]
     points: list[boundaries.Point]
     pictures: list[Path] = field(default_factory=list)
@@ -78,10 +80,11 @@ def measure(
     siblings = prefix.run(
         meter, maker, size.prefix, size.own, size.siblings, "prefix", lambda _: done()
     )
+    meter = Meter(server)
     cache = gpu_cache.run(
         meter, maker, size.tokens, size.prompts, "cache", lambda _: done()
     )
-    return Found(plan, running.facts, cache, siblings, points)
+    return Found(plan, running.facts, cache, meter.totals(), siblings, points)
 
 
 def draw(found: Found, size: Size, folder: Path) -> None:
@@ -154,7 +157,7 @@ def arithmetic(plan: Plan, facts: dict[str, Any], tokens: int) -> Arithmetic | N
 
 def row(found: Found) -> dict[str, Any]:
     """The line of the main table."""
-    summary = gpu_cache.summary(found.cache)
+    summary = gpu_cache.summary(found.cache, found.total)
     tiers = summary["tiers"]
     stored = sorted(r.seen.stored_bytes for r in found.cache if r.seen.tier == MISS)
     word, _ = boundaries.verdict(found.points)

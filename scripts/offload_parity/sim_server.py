@@ -51,6 +51,7 @@ class Plan:
         retention: None: the release's default; "dense", or a number of tokens.
         max_model_len: the longest request in tokens.
         prefill_tokens_per_s, host_bytes_per_s, decode_step_s: see ``Settings``.
+        dev_mode: the server offers to empty its GPU side.
         options: more options of ``vllm serve``.
     """
 
@@ -66,6 +67,7 @@ class Plan:
     prefill_tokens_per_s: float | None = None
     host_bytes_per_s: float | None = None
     decode_step_s: float = 0.0
+    dev_mode: bool = True
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -184,7 +186,8 @@ def _variables(plan: Plan, python: Path, settings: Settings) -> dict[str, str]:
     env = simulation.variables(plan.tree.path, python)
     env["PYTHONPATH"] += os.pathsep + str(ROOT / "scripts")
     env |= settings.to_environment()
-    env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": HOST, "NO_COLOR": "1"}
+    env |= {"VLLM_HOST_IP": HOST, "NO_COLOR": "1"}
+    env["VLLM_SERVER_DEV_MODE"] = str(int(plan.dev_mode))
     if isinstance(plan.retention, int) and Version(plan.version) < _OPTION_SINCE:
         env["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = str(plan.retention)
     return env

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from .counters import Difference
 from .meter import BOTH, GPU, HOST, MISS, TIERS, Meter, Seen
 from .prompts import PromptMaker
 
@@ -63,8 +64,13 @@ def _span(values: list[int]) -> str | int | None:
     return low if low == high else f"{low} to {high}"
 
 
-def summary(requests: list[Request]) -> dict[str, Any]:
-    """What fits: counted where all prompts had been sent before."""
+def summary(requests: list[Request], total: Difference) -> dict[str, Any]:
+    """What fits: counted where all prompts had been sent before.
+
+    Args:
+        requests: in the order in which they were sent.
+        total: what the counters moved by meanwhile.
+    """
     back = [r for r in requests if r.direction == "reverse"]
     tiers: dict[str, dict[str, Any]] = {}
     for tier in TIERS:
@@ -83,8 +89,8 @@ def summary(requests: list[Request]) -> dict[str, Any]:
         "hits": sum(tiers[t]["requests"] for t in (GPU, BOTH, HOST)),
         "prompts": len(back),
         "host_over_miss": round(faster, 2) if faster else None,
-        "stored_bytes": sum(s.stored_bytes for s in everything),
-        "loaded_bytes": sum(s.loaded_bytes for s in everything),
+        "stored_bytes": total.stored_bytes,
+        "loaded_bytes": total.loaded_bytes,
     }
 
 

@@ -4,8 +4,11 @@
 from dataclasses import dataclass
 
 from ..errors import UserError
-from .counters import difference
+from .counters import Difference, difference
 from .server import Server
+
+# A store of some GB between two looks at the counters, and some more.
+_QUIET_S = 0.5
 
 MISS, GPU, HOST, BOTH = "miss", "GPU", "HOST", "GPU+HOST"
 TIERS = (GPU, BOTH, HOST, MISS)
@@ -48,7 +51,7 @@ class Meter:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._last = server.settled()
+        self._first = self._last = server.settled()
         self.others = 0
 
     def send(self, content: str, tokens: int) -> Seen:
@@ -84,9 +87,13 @@ class Meter:
             others=moved.requests - 1,
         )
 
+    def totals(self) -> Difference:
+        """What happened since the meter was made, with the stores that came late."""
+        return difference(self._first, self.server.settled(quiet_s=_QUIET_S))
+
     def empty_gpu(self) -> bool:
         """Empty the GPU side once all stores are done; False if it isn't offered."""
-        self.server.settled(quiet_s=0.5)
+        self.server.settled(quiet_s=_QUIET_S)
         if not self.server.empty_gpu():
             return False
         self._last = self.server.settled()
