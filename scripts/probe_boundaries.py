@@ -65,14 +65,17 @@ def cli(
     """Measure, print, and say the verdict."""
     check_output(as_json, as_csv, plot)
     meter, maker = open_server(address)
-    align = align or probe.alignment(meter, maker, run_seed)
+    if align is None:
+        with progress(0, "requests") as bar:
+            align = probe.alignment(meter, maker, run_seed, bar.set_postfix_str)
     tried = probe.lengths(align, around, step)
     check_length(meter, tried[-1])
     most = meter.server.max_model_len
     filler = min(filler, most - 1) if most else filler
     with progress(2 * len(tried), "requests") as bar:
         points = probe.run(
-            meter, maker, tried, run_seed, bar.update, filler, fillers
+            meter, maker, tried, run_seed, bar.update, filler, fillers,
+            bar.set_postfix_str,
         )  # fmt: skip
     word, lines = probe.verdict(points)
     version = meter.server.version

@@ -45,7 +45,12 @@ class Point:
         }
 
 
-def alignment(meter: Meter, maker: PromptMaker, seed: object) -> int:
+def alignment(
+    meter: Meter,
+    maker: PromptMaker,
+    seed: object,
+    note: Callable[[str], None] = lambda _: None,
+) -> int:
     """The tokens that hits are multiples of, measured on the GPU side.
 
     Raises:
@@ -53,6 +58,7 @@ def alignment(meter: Meter, maker: PromptMaker, seed: object) -> int:
     """
     hits = set()
     for length in _SAMPLES:
+        note(f"measuring the alignment with {length} tokens")
         content = maker.prompt(length, f"{seed} alignment {length}")
         meter.send(content, length)
         hits.add(meter.send(content, length).gpu)
@@ -110,6 +116,7 @@ def run(
     done: Callable[[], None],
     filler: int,
     most_fillers: int,
+    note: Callable[[str], None] = lambda _: None,
 ) -> list[Point]:
     """Send prompts of all lengths, empty the GPU, and send them again.
 
@@ -120,6 +127,7 @@ def run(
         done: called after each request of a length.
         filler: tokens of a prompt that only pushes others out of the GPU.
         most_fillers: how many of them may be sent.
+        note: called with what else goes on.
 
     Raises:
         UserError: the GPU side could not be emptied.
@@ -134,7 +142,7 @@ def run(
             meter.send(content, length)
             done()
         if not meter.empty_gpu():
-            _evict(meter, maker, seed, filler, most_fillers)
+            _evict(meter, maker, seed, filler, most_fillers, note)
         # The newest first: what the host has no room for are the oldest.
         for length, content in reversed(contents.items()):
             points.append(Point(length, meter.send(content, length)))
@@ -143,7 +151,12 @@ def run(
 
 
 def _evict(
-    meter: Meter, maker: PromptMaker, seed: object, filler: int, most: int
+    meter: Meter,
+    maker: PromptMaker,
+    seed: object,
+    filler: int,
+    most: int,
+    note: Callable[[str], None],
 ) -> None:
     """Push everything out of the GPU with other prompts.
 
@@ -156,6 +169,7 @@ def _evict(
         meter.send(content, length)
     sent, next_look = 0, 1
     while sent < most:
+        note(f"pushing out with {sent + 1} prompts")
         meter.send(maker.prompt(filler, f"{seed} filler {sent}"), filler)
         sent += 1
         if sent >= next_look and canaries:
