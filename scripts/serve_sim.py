@@ -37,8 +37,7 @@ def ready(plan: Plan, running: Running) -> str:
     )
     host = "no host tier"
     if plan.host_gib:
-        blocks = int(plan.host_gib * 2**30) // (facts["block_bytes"] * plan.ranks)
-        host = f"host {plan.host_gib:g} GiB = {blocks:,} blocks"
+        host = f"host {plan.host_gib:g} GiB = {facts['host_blocks']:,} blocks"
     kept = "its default" if plan.retention is None else plan.retention
     model = (
         f"vLLM {plan.version} ({plan.tree.label}), {PROFILES[plan.profile].title}, MTP "
@@ -133,10 +132,10 @@ def cli(
         plan, port, interpreter, waiting=lambda _: bar.refresh()
     ) as running:  # fmt: skip
         bar.close()
-        click.echo(ready(plan, running))
-        click.echo(f"  log: {shown(running.log)}; Ctrl-C stops it")
-        sys.stdout.flush()
         try:
+            click.echo(ready(plan, running))
+            click.echo(f"  log: {shown(running.log)}; Ctrl-C stops it")
+            sys.stdout.flush()
             status = running.wait()
         except KeyboardInterrupt:
             click.echo("Stopping")

@@ -19,6 +19,7 @@ from offload_parity.simulation import Tree
 # DeepSeek-V4 on 0.25.1, as the executor reports it.
 FACTS = {
     "gpu_blocks": 6732,
+    "host_blocks": 64 * 2**30 // (2 * 1_039_680),
     "block_bytes": 1_039_680,
     "groups": [
         {"kind": kind, "block": block, "window": window, "eagle": eagle,
@@ -66,7 +67,8 @@ def test_the_arithmetic_of_the_49_000_token_table() -> None:
     sums = experiment.arithmetic(plan(), FACTS, 49_004)
     assert (sums.full, sums.positions, sums.tails) == (191, 12, (2, 3, 2, 16))
     assert (sums.blocks, sums.bytes, sums.fit) == (467, PER_PROMPT, 70)
-    assert experiment.arithmetic(plan(ranks=1), FACTS, 49_004).fit == 141
+    one_rank = FACTS | {"host_blocks": 64 * 2**30 // 1_039_680}
+    assert experiment.arithmetic(plan(ranks=1), one_rank, 49_004).fit == 141
     assert experiment.arithmetic(plan(retention=None), FACTS, 49_004) is None
     # A replay boundary that is a multiple of the interval is kept once.
     assert experiment.arithmetic(plan(), FACTS, 8_192 + 64).positions == 2
@@ -133,6 +135,8 @@ def test_the_report_has_the_figures_and_the_arithmetic(tmp_path: Path) -> None:
 def test_the_quick_servers_are_the_same_but_for_their_size() -> None:
     small = experiment.quick(plan())
     assert (small.retention, small.ranks, small.mtp) == (4096, 2, 2)
-    sums = experiment.arithmetic(small, FACTS, experiment.QUICK.tokens)
+    size = int(small.host_gib * 2**30) // (small.ranks * FACTS["block_bytes"])
+    facts = FACTS | {"host_blocks": size}
+    sums = experiment.arithmetic(small, facts, experiment.QUICK.tokens)
     # Some prompts must not fit, or the tier's size would not show.
     assert 0 < sums.fit < experiment.QUICK.prompts

@@ -24,6 +24,7 @@ from test_probe_server import run
 
 FACTS = {
     "gpu_blocks": 6732,
+    "host_blocks": 66_096,
     "block_bytes": 1_039_680,
     "groups": [
         {"kind": "full", "block": 256, "window": None, "eagle": False},

@@ -150,8 +150,8 @@ def arithmetic(plan: Plan, facts: dict[str, Any], tokens: int) -> Arithmetic | N
     kept = {*range(plan.retention, replay + 1, plan.retention), replay}
     tails = tuple(g["tail_blocks"] + g["eagle"] for g in groups if g["kind"] == "swa")
     full = sum(g["kind"] == "full" for g in groups) * (tokens // align)
-    per_prompt = (full + len(kept) * sum(tails)) * facts["block_bytes"] * plan.ranks
-    fit = int(plan.host_gib * 2**30) // per_prompt
+    # The host counts one block for all ranks' copies of it.
+    fit = facts["host_blocks"] // (full + len(kept) * sum(tails))
     return Arithmetic(full, len(kept), tails, facts["block_bytes"], plan.ranks, fit)
 
 

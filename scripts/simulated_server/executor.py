@@ -167,9 +167,12 @@ class SimulatedExecutor(Executor):
         if _separate_tensors(config):
             block_bytes = sum(t.size for t in config.kv_cache_tensors)
             block_bytes //= config.num_blocks
+        if self.vllm_config.kv_transfer_config is not None:
+            self._connect(kv_cache_configs, block_bytes)
         self._report(config, block_bytes)
-        if self.vllm_config.kv_transfer_config is None:
-            return
+
+    def _connect(self, kv_cache_configs: list[Any], block_bytes: int) -> None:
+        """Make the real worker-role connector of each rank, but for its byte copy."""
         for rank, kv_cache_config in enumerate(kv_cache_configs):
             own = copy.deepcopy(self.vllm_config)
             own.parallel_config.rank = rank
@@ -189,8 +192,14 @@ class SimulatedExecutor(Executor):
             asdict(group) | {"tail_blocks": group.tail_blocks if group.window else None}
             for group in map(_group, config.kv_cache_groups)
         ]
+        host_blocks = 0
+        if self._connectors:
+            spec = self._connectors[0].connector_worker.spec
+            known = hasattr(spec, "num_chunks")
+            host_blocks = spec.num_chunks if known else spec.num_blocks
         facts = {
             "gpu_blocks": config.num_blocks,
+            "host_blocks": host_blocks,
             "block_bytes": block_bytes,
             "groups": groups,
         }

@@ -43,13 +43,15 @@ def check(path: Path) -> None:
         raise UserError(f"{path.absolute().parent} is no folder: make it first")
 
 
-def _bars(axes: Any, heights: Sequence[int], tiers: Sequence[str]) -> None:
+def _bars(
+    axes: Any, heights: Sequence[int], tiers: Sequence[str], width: float
+) -> None:
     for tier, colour in _COLOURS.items():
         places = [i for i, t in enumerate(tiers) if t == tier]
         if places:
             # A miss has no height, so it is marked on the axis.
             axes.bar(
-                places, [heights[i] for i in places], 1.0, color=colour, label=tier
+                places, [heights[i] for i in places], width, color=colour, label=tier
             )
             if tier == MISS:
                 axes.plot(places, [0] * len(places), "|", color=colour, markersize=9)
@@ -67,7 +69,7 @@ def gpu_cache(requests: Sequence[Request], title: str, path: Path) -> None:
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(9, 3.6))
     seen = [r.seen for r in requests]
-    _bars(axes, [s.cached for s in seen], [s.tier for s in seen])
+    _bars(axes, [s.cached for s in seen], [s.tier for s in seen], 1.0)
     turn = sum(r.direction == "forward" for r in requests)
     axes.axvline(turn - 0.5, color="black", linewidth=0.8, linestyle=":")
     axes.set(title=title, xlabel="request: forward, then in reverse",
@@ -85,7 +87,7 @@ def prefix(found: Sequence[Sibling], shared: int, title: str, path: Path) -> Non
     )
     for axes, mode in zip(panels[0], modes, strict=True):
         seen = [s.seen for s in found if s.mode == mode]
-        _bars(axes, [s.cached for s in seen], [s.tier for s in seen])
+        _bars(axes, [s.cached for s in seen], [s.tier for s in seen], 0.7)
         axes.axhline(shared, color="black", linewidth=0.8, linestyle=":")
         axes.set_xticks(range(len(seen)), range(1, len(seen) + 1))
         axes.set(title=mode, xlabel="sibling")
@@ -109,6 +111,9 @@ def boundaries(points: Sequence[Point], title: str, path: Path) -> None:
             axes.plot([p.length for p in chosen], [p.seen.host for p in chosen], "o",
                       color=colour, label=label, markersize=4)  # fmt: skip
     axes.set(title=title, xlabel="prompt tokens", ylabel="tokens from the host")
-    axes.set_ylim(bottom=-50)
+    highest = max((p.seen.host for p in points), default=0) or max(
+        p.length for p in points
+    )
+    axes.set_ylim(-0.03 * highest, 1.1 * highest)
     axes.legend(frameon=False)
     _finish(pyplot, figure, path)
