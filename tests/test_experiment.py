@@ -118,8 +118,10 @@ def test_the_report_has_the_figures_and_the_arithmetic(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     experiment.draw(one, Size(), tmp_path)
     text = experiment.report([one, found("stock", hits=7)], Size(), 12.0)
-    assert "| 0.25.1 | patched | 4096 | 2 | 7 × 48896 | 0 | 63 × 48896 | 30 |" in text
-    assert "| 0.25.1 | stock | 4096 | 2 | 7 × 48896 | 0 | 0 | 93 |" in text
+    assert (
+        "| 0.25.1 | patched | 4096 | 2 | 64 | 7 × 48896 | 0 | 63 × 48896 | 30 |" in text
+    )
+    assert "| 0.25.1 | stock | 4096 | 2 | 64 | 7 × 48896 | 0 | 0 | 93 |" in text
     assert (
         "191 full blocks + 12 boundaries × (2 + 3 + 2 + 16) tail blocks = 467" in text
     )

@@ -178,6 +178,7 @@ def row(found: Found) -> dict[str, Any]:
         "tree": found.plan.tree.label,
         "retention": retention(found.plan),
         "ranks": found.plan.ranks,
+        "host GiB": f"{found.plan.host_gib:g}",
         "GPU hits": hits("GPU"),
         "GPU+host": hits("GPU+HOST"),
         "host hits": hits("HOST"),
@@ -190,7 +191,7 @@ def row(found: Found) -> dict[str, Any]:
     }
 
 
-_CACHE = ("GPU hits", "GPU+host", "host hits", "misses", "stored per prompt",
+_CACHE = ("host GiB", "GPU hits", "GPU+host", "host hits", "misses", "stored per prompt",
           "loaded GB")  # fmt: skip
 _OTHER = ("siblings, GPU kept", "siblings, host only", "lengths affected")
 _KEY = ("release", "tree", "retention", "ranks")
@@ -226,7 +227,7 @@ def report(everything: Sequence[Found], size: Size, minutes: float) -> str:
     plan = everything[0].plan
     intro = (
         f"DeepSeek-V4-Flash with MTP {plan.mtp}, GPU KV cache of "
-        f"{plan.gpu_bytes / 1e9:g} GB per rank, host tier of {plan.host_gib:g} GiB. "
+        f"{plan.gpu_bytes / 1e9:g} GB per rank. "
         f"{size.prompts} prompts of {size.tokens:,} tokens forward, then in reverse; "
         "counted is the way back (number of requests × cached tokens). Hits are vLLM's "
         f"own; nothing is computed, so seconds mean nothing. {minutes:.1f} minutes."
