@@ -101,6 +101,9 @@ def test_variables_of_the_environment_do_not_count(world: World, project: Path) 
         (("apply", "VLLM=x", "PYTHON=y"), "give one of them"),
         (("fetch", "VLLM=x"), "make fetch takes no VLLM="),
         (("check", "PYTHON=x"), "make check takes no PYTHON="),
+        (("probe", "URL=http://127.0.0.1:1"), "http://127.0.0.1:1: no connection"),
+        (("serve-sim", "STOCK=maybe"), "STOCK=maybe: give STOCK=1 or leave it out"),
+        (("serve-sim", "PROFILE=gpt-2", "MTP=1", "PORT=9"), "'gpt-2' is not one of"),
     ],
 )
 def test_refusals_are_one_line_and_no_success(
@@ -121,6 +124,8 @@ def test_refusals_are_one_line_and_no_success(
         (("apply", "release=0.25.1"), "unknown variable release=; known: RELEASE"),
         (("test", "VLLM=x"), "make test takes no VLLM=: leave it out"),
         (("clean", "RELEASE=0.25.1"), "make clean takes no RELEASE=: leave it out"),
+        (("probe", "PORT=1"), "make probe takes no PORT=: leave it out"),
+        (("serve-sim", "URL=x"), "make serve-sim takes no URL=: leave it out"),
     ],
 )
 def test_variable_that_would_have_no_effect_is_refused(
@@ -196,6 +201,23 @@ def test_tools_are_not_installed_again_without_need(project: Path) -> None:
     done = make(project, *args, env={"PIP_NO_INDEX": "1"})
     assert "make check takes no VLLM=" in done.stderr
     assert "Installing" not in done.stdout and ready.stat().st_mtime > 0
+
+
+def test_the_pictures_need_one_package_more(project: Path) -> None:
+    """It is installed with the first experiment, and not again."""
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    version = ".".join(map(str, sys.version_info[:3]))
+    tools = project / "build/tools"
+    (tools / ".ready").write_text("\n".join([version, *pins["tools"]]))
+    args = ("experiment", "RELEASE=1.2.3", f"HOST_PYTHON={sys.executable}")
+    no_network = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    (tools / "bin" / "python").write_text("#!/bin/sh\nexit 3\n")
+    done = make(project, *args, env=no_network)
+    assert "Installing matplotlib" in done.stdout
+    assert "error: the tools could not be installed" in done.stderr
+    (tools / ".plots").write_text("\n".join([version, *pins["plots"]]))
+    done = make(project, *args, env=no_network)
+    assert "Installing" not in done.stdout and "Error 3" in done.stderr
 
 
 def test_clean_keeps_tools_and_downloads(

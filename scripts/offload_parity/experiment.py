@@ -191,8 +191,8 @@ def row(found: Found) -> dict[str, Any]:
     }
 
 
-_CACHE = ("host GiB", "GPU hits", "GPU+host", "host hits", "misses", "stored per prompt",
-          "loaded GB")  # fmt: skip
+_CACHE = ("host GiB", "GPU hits", "GPU+host", "host hits", "misses",
+          "stored per prompt", "loaded GB")  # fmt: skip
 _OTHER = ("siblings, GPU kept", "siblings, host only", "lengths affected")
 _KEY = ("release", "tree", "retention", "ranks")
 
