@@ -35,10 +35,14 @@ def cli(address, tokens, seed, prefix, prefix_seed, max_tokens) -> None:
     answer = server.chat(content, max_tokens)
     click.echo(json.dumps(answer.body, ensure_ascii=False))
     template = maker.template
+    details = answer.body["usage"].get("prompt_tokens_details")
+    cached = (
+        f"{answer.cached_tokens:,} were" if details else "the server hides what was"
+    )
     click.echo(
         f"{answer.prompt_tokens:,} input tokens, {template.overhead} of them the chat "
         f"template's ({template.before} before, {template.after} after the content); "
-        f"{answer.cached_tokens:,} were cached; {answer.seconds:.3f} s",
+        f"{cached} cached; {answer.seconds:.3f} s",
         err=True,
     )
     if answer.prompt_tokens != tokens:

@@ -15,6 +15,7 @@ from offload_parity import cli as scripts
 from offload_parity import release as releases
 from offload_parity.probes import boundaries as probe
 from offload_parity.probes.command import (
+    about,
     address_options,
     check_length,
     check_output,
@@ -83,7 +84,7 @@ def cli(
     if word == "AFFECTED":
         lines.append(remedy(version))
     lines.append(f"{word}: hits are aligned to {align} tokens")
-    facts = {"verdict": word, "alignment": align, "version": version}
+    facts = about(meter, maker, run_seed) | {"verdict": word, "alignment": align}
     show([p.row() for p in points], facts, lines, as_json, as_csv)
     if plot is not None:
         from offload_parity.probes import plots

@@ -10,6 +10,7 @@ import click
 from offload_parity import cli as scripts
 from offload_parity.probes import gpu_cache
 from offload_parity.probes.command import (
+    about,
     address_options,
     check_length,
     check_output,
@@ -43,7 +44,8 @@ def cli(address, tokens, prompts, run_seed, as_json, as_csv, plot) -> None:
     found = gpu_cache.summary(requests, meter.totals())
     lines = [*heading(meter, maker, run_seed), *gpu_cache.words(found)]
     lines += meter.warnings()
-    show([r.row() for r in requests], {"summary": found}, lines, as_json, as_csv)
+    facts = about(meter, maker, run_seed) | {"summary": found}
+    show([r.row() for r in requests], facts, lines, as_json, as_csv)
     if plot is not None:
         from offload_parity.probes import plots
 

@@ -10,6 +10,7 @@ import click
 from offload_parity import cli as scripts
 from offload_parity.probes import prefix as probe
 from offload_parity.probes.command import (
+    about,
     address_options,
     check_length,
     check_output,
@@ -42,7 +43,8 @@ def cli(address, run_seed, prefix, own, siblings, as_json, as_csv, plot) -> None
         )
     lines = [*heading(meter, maker, run_seed), *probe.words(found, prefix)]
     lines += meter.warnings()
-    show([s.row() for s in found], {"prefix": prefix}, lines, as_json, as_csv)
+    facts = about(meter, maker, run_seed) | {"prefix": prefix}
+    show([s.row() for s in found], facts, lines, as_json, as_csv)
     if plot is not None:
         from offload_parity.probes import plots
 

@@ -196,6 +196,12 @@ def test_make_request_prints_the_servers_json_and_the_overhead(fake, capsys) -> 
     assert fake.seen[0]["max_tokens"] == 3
 
 
+def test_a_request_to_a_server_that_hides_what_is_cached(fake, capsys) -> None:
+    fake.details = False
+    assert run(make_request.cli, "50", "7", "--url", fake.url) == 0
+    assert "hides what was cached" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "status", "words"),
     [

@@ -153,6 +153,18 @@ def progress(total: int, what: str) -> Iterator[tqdm]:
         yield bar
 
 
+def about(meter: Meter, maker: PromptMaker, seed: object) -> dict[str, Any]:
+    """What was asked, for JSON."""
+    server = meter.server
+    return {
+        "url": server.url,
+        "model": server.model,
+        "version": server.version,
+        "run_seed": seed,
+        "template_tokens": maker.template.overhead,
+    }
+
+
 def heading(meter: Meter, maker: PromptMaker, seed: object) -> list[str]:
     """What was asked, in a line or two."""
     server = meter.server
