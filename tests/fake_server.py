@@ -24,6 +24,7 @@ class FakeServer:
         faults: path to a function that answers in place of the server.
         engines: labels in the metrics.
         extra_requests: requests of others, per request of ours.
+        others_running: requests of others that never end.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class FakeServer:
         self.asleep = False
         self.engines = ("0",)
         self.extra_requests = 0
+        self.others_running = 0
         self.started = 1.0
         self.faults: dict[str, Callable[[Any], None]] = {}
         self.seen: list[dict[str, Any]] = []
@@ -113,7 +115,7 @@ class FakeServer:
                     ),
                     ("prefix_cache_hits_total", "", self.gpu_hits),
                     ("external_prefix_cache_hits_total", "", self.host_hits),
-                    ("num_requests_running", "", 0),
+                    ("num_requests_running", "", self.others_running),
                     ("num_requests_waiting", "", 0),
                     ("engine_sleep_state", ',sleep_state="awake"', not self.asleep),
                     ("engine_sleep_state", ',sleep_state="discard_all"', self.asleep),

@@ -169,6 +169,15 @@ def test_traffic_of_others_is_said(fake, capsys) -> None:
     assert "8 requests of somebody else" in capsys.readouterr().out
 
 
+def test_a_server_that_others_keep_busy_is_not_waited_for(
+    fake, capsys, monkeypatch
+) -> None:
+    fake.others_running = 1
+    monkeypatch.setattr(server_module, "_SETTLE_S", 60)
+    monkeypatch.setattr(server_module, "_BUSY_S", 0.05)
+    assert run(probe_gpu_cache.cli, "600", "2", "7", "--url", fake.url) == 0
+
+
 def test_the_address_is_honoured(fake, capsys) -> None:
     fake.models.append({"id": "adapter", "parent": "fake"})
     args = ("50", "1", "--url", f"{fake.url}/v1/", "--api-key", "secret")

@@ -18,6 +18,8 @@ from .counters import Counters
 _METRICS_TIMEOUT_S = 30
 # As many seconds as vLLM may take to count a request that it has answered.
 _SETTLE_S = 10
+# … and for which others may keep it busy after that.
+_BUSY_S = 1
 _POLL_S = 0.02
 _QUOTED = 200
 
@@ -306,14 +308,20 @@ class Server:
                 has answered, and stores its blocks in the next step.
             quiet_s: how long they must stand still.
 
-        If they do not come that far in time, they are returned as they are.
+        If they do not come that far in time, or others keep the server busy, they are
+        returned as they are.
         """
         began = since = time.monotonic()
+        moved_at = None
         last = self.counters()
-        while time.monotonic() - began < _SETTLE_S + quiet_s:
+        while (now_s := time.monotonic()) - began < _SETTLE_S + quiet_s:
+            if moved_at is not None and now_s - moved_at > _BUSY_S + quiet_s:
+                break
             time.sleep(_POLL_S)
             now = self.counters()
             moved = after is None or now.requests - after.requests >= requests_more
+            if moved and moved_at is None:
+                moved_at = now_s
             if not (moved and now.idle and now == last):
                 since = time.monotonic()
             elif time.monotonic() - since >= quiet_s:
