@@ -125,7 +125,7 @@ def test_the_report_has_the_figures_and_the_arithmetic(tmp_path: Path) -> None:
     assert (
         "191 full blocks + 12 boundaries × (2 + 3 + 2 + 16) tail blocks = 467" in text
     )
-    assert "into 64 GiB go 70. Measured: 971,061,120 bytes." in text
+    assert "into 64 GiB go 70 (141 with one rank). Measured: 971,061,120 bytes." in text
     assert (
         "| 0, 16,384, 19,712, 19,712 | 0, 16,384, 19,712, 19,712 | 0 of 3: OK |" in text
     )

@@ -210,13 +210,15 @@ def _said(found: Found, tokens: int) -> str | None:
         return None
     stored = [r.seen.stored_bytes for r in found.cache if r.direction == "forward"]
     tails = " + ".join(map(str, sums.tails))
+    alone = found.facts["host_blocks"] * sums.ranks // sums.blocks
+    one_rank = f" ({alone} with one rank)" if sums.ranks > 1 else ""
     return (
         f"vLLM {found.plan.version} {found.plan.tree.label}, retention "
         f"{found.plan.retention}: {sums.full} full blocks + {sums.positions} "
         f"boundaries × ({tails}) tail blocks = {sums.blocks} blocks of "
         f"{sums.block_bytes:,} bytes, times {sums.ranks} rank(s) = {sums.bytes:,} "
-        f"bytes per prompt; into {found.plan.host_gib:g} GiB go {sums.fit}. Measured: "
-        f"{max(stored):,} bytes."
+        f"bytes per prompt; into {found.plan.host_gib:g} GiB go {sums.fit}{one_rank}. "
+        f"Measured: {max(stored):,} bytes."
     )
 
 
