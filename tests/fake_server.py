@@ -24,6 +24,7 @@ class FakeServer:
         faults: path to a function that answers in place of the server.
         engines: labels in the metrics.
         extra_requests: requests of others, per request of ours.
+        unseen: tokens that a request has and /tokenize does not show.
         others_running: requests of others that never end.
     """
 
@@ -43,6 +44,7 @@ class FakeServer:
         self.engines = ("0",)
         self.extra_requests = 0
         self.others_running = 0
+        self.unseen = 0
         self.started = 1.0
         self.faults: dict[str, Callable[[Any], None]] = {}
         self.seen: list[dict[str, Any]] = []
@@ -75,7 +77,7 @@ class FakeServer:
 
     def chat(self, content: str) -> dict[str, Any]:
         """Count what is cached where, then keep the prompt in both tiers."""
-        tokens = tuple(self.tokens(content))
+        tokens = (*["<system>"] * self.unseen, *self.tokens(content))
         gpu = self._best(self._gpu, tokens)
         host = self.host_hit(len(tokens), self._best(self._host, tokens))
         host = max(host - gpu, 0)

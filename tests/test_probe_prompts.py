@@ -53,6 +53,23 @@ def test_words_are_looked_for_where_letters_are_no_tokens(fake) -> None:
     assert len(fake.tokens(maker.prompt(500, 1))) == 500
 
 
+def test_tokens_that_only_a_request_shows(fake) -> None:
+    fake.unseen = 60
+    maker = maker_of(fake)
+    assert maker.template == Template(62, 2, 60)
+    server = Server(Address(fake.url))
+    assert server.chat(maker.prompt(500, 1)).prompt_tokens == 500
+    maker.check(maker.prompt(500, 1), 500)
+    with pytest.raises(UserError, match="ask for at least 65"):
+        maker.prompt(64, 1)
+    fake.unseen = 0
+    fake.faults["/v1/chat/completions"] = lambda handler: handler.reply(
+        {"usage": {"prompt_tokens": 5}}
+    )
+    with pytest.raises(UserError, match="3 tokens fewer than /tokenize says"):
+        _ = maker_of(fake).template
+
+
 def test_a_tokenizer_of_no_such_words(fake) -> None:
     fake.one_token = lambda word: False
     with pytest.raises(UserError, match="cannot be made"):

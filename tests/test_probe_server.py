@@ -17,10 +17,9 @@ from fake_server import FakeServer
 from offload_parity import cli
 from offload_parity.errors import UserError
 from offload_parity.probes import server as server_module
+from offload_parity.probes.command import open_server
 from offload_parity.probes.counters import Counters, difference
-from offload_parity.probes.meter import Meter
-from offload_parity.probes.prompts import PromptMaker
-from offload_parity.probes.server import Address, Server
+from offload_parity.probes.server import Address
 
 PROBES = {
     "gpu_cache": (probe_gpu_cache.cli, ("600", "2")),
@@ -142,10 +141,7 @@ def test_an_answer_that_never_becomes_whole(fake, capsys, fault) -> None:
 
 
 def test_a_restart_in_mid_run_is_noticed(fake) -> None:
-    meter, maker = (
-        Meter(Server(Address(fake.url))),
-        PromptMaker(Server(Address(fake.url))),
-    )
+    meter, maker = open_server(Address(fake.url))
     meter.send(maker.prompt(300, 1), 300)
     meter.send(maker.prompt(300, 3), 300)
     fake.requests = fake.stored = 0
@@ -156,8 +152,7 @@ def test_a_restart_in_mid_run_is_noticed(fake) -> None:
 
 
 def test_a_request_that_another_replica_counted(fake) -> None:
-    server = Server(Address(fake.url))
-    meter, maker = Meter(server), PromptMaker(server)
+    meter, maker = open_server(Address(fake.url))
     fake.extra_requests = -1
     with pytest.raises(UserError, match="does not count our request"):
         meter.send(maker.prompt(300, 1), 300)
@@ -186,7 +181,7 @@ def test_the_address_is_honoured(fake, capsys) -> None:
     assert all(h["Authorization"] == "Bearer secret" for h in fake.headers)
     assert "secret" not in "".join(capsys.readouterr())
     assert run(make_request.cli, "50", "1", "--url", fake.url, "--model", "other") == 0
-    assert fake.seen[1]["model"] == "other"
+    assert fake.seen[-1]["model"] == "other"
 
 
 def test_tls_that_is_not_trusted(capsys) -> None:
@@ -202,7 +197,7 @@ def test_make_request_prints_the_servers_json_and_the_overhead(fake, capsys) -> 
     out, err = capsys.readouterr()
     assert json.loads(out)["usage"]["prompt_tokens"] == 50
     assert "50 input tokens, 4 of them the chat template's (2 before, 2 after" in err
-    assert fake.seen[0]["max_tokens"] == 3
+    assert fake.seen[-1]["max_tokens"] == 3
 
 
 def test_a_request_to_a_server_that_hides_what_is_cached(fake, capsys) -> None:

@@ -17,7 +17,9 @@ import probe_prefix
 from fake_server import BLOCK_BYTES, FakeServer
 from offload_parity.probes import boundaries, server
 from offload_parity.probes.boundaries import Point, judge, lengths, verdict
+from offload_parity.probes.command import open_server
 from offload_parity.probes.meter import Seen
+from offload_parity.probes.server import Address
 from test_probe_server import run
 
 
@@ -37,7 +39,7 @@ def seen(host: int, gpu: int = 0) -> Seen:
 
 
 def test_prompts_forward_and_in_reverse(fake, capsys) -> None:
-    fake.host_hit = lambda length, hit: hit if len(fake.seen) < 14 else 0
+    fake.host_hit = lambda length, hit: hit if len(fake.seen) < 15 else 0
     args = ("600", "8", "5", "--url", fake.url, "--json")
     assert run(probe_gpu_cache.cli, *args) == 0
     said = json.loads(capsys.readouterr().out)
@@ -74,7 +76,7 @@ def test_runs_of_other_seeds_are_apart(fake, capsys) -> None:
 
 def test_siblings_and_which_of_them_first_hits(fake, capsys) -> None:
     # From the host only the third resumes at the shared prefix.
-    fake.host_hit = lambda length, hit: hit if len(fake.seen) >= 7 else 0
+    fake.host_hit = lambda length, hit: hit if len(fake.seen) >= 8 else 0
     args = ("3", "--prefix", "1000", "--own", "300", "--url", fake.url)
     assert run(probe_prefix.cli, *args, "--json") == 0
     said = json.loads(capsys.readouterr().out)
@@ -174,14 +176,9 @@ def test_prefix_caching_that_is_off(fake, capsys) -> None:
 
 
 def test_the_alignment_is_measured(fake) -> None:
-    from offload_parity.probes.meter import Meter
-    from offload_parity.probes.prompts import PromptMaker
-    from offload_parity.probes.server import Address, Server
-
     for align in (16, 32, 256):
         fake.align = align
-        server_ = Server(Address(fake.url))
-        meter, maker = Meter(server_), PromptMaker(server_)
+        meter, maker = open_server(Address(fake.url))
         assert boundaries.alignment(meter, maker, align) == align
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from . import sim_server
 from .probes import boundaries, gpu_cache, plots, prefix
+from .probes.command import open_server
 from .probes.counters import Difference
 from .probes.meter import MISS, Meter
-from .probes.prompts import PromptMaker
-from .probes.server import Address, Server
+from .probes.server import Address
 from .sim_server import Plan, Running
 
 
@@ -64,9 +64,7 @@ def measure(
     done: Callable[[], None],
 ) -> Found:
     """Run the probes on a server, the one that fills the host tier last."""
-    server = Server(Address(running.url))
-    server.check_suitable()
-    meter, maker = Meter(server), PromptMaker(server)
+    meter, maker = open_server(Address(running.url))
     align = boundaries.alignment(meter, maker, "alignment")
     points = boundaries.run(
         meter,
@@ -80,7 +78,7 @@ def measure(
     siblings = prefix.run(
         meter, maker, size.prefix, size.own, size.siblings, "prefix", lambda _: done()
     )
-    meter = Meter(server)
+    meter = Meter(meter.server)
     cache = gpu_cache.run(
         meter, maker, size.tokens, size.prompts, "cache", lambda _: done()
     )

@@ -129,7 +129,10 @@ def open_server(address: Address) -> tuple[Meter, PromptMaker]:
     """
     server = Server(address)
     server.check_suitable()
-    return Meter(server), PromptMaker(server)
+    maker = PromptMaker(server)
+    # Its own request is to be over before any is counted.
+    _ = maker.template
+    return Meter(server), maker
 
 
 def check_length(meter: Meter, tokens: int) -> None:

@@ -27,10 +27,17 @@ _LEAST_WORDS = 16
 
 @dataclass(frozen=True)
 class Template:
-    """What the chat template puts around the content, in tokens."""
+    """What the server puts around the content, in tokens.
+
+    Attributes:
+        before, after: the content.
+        unseen: those of `before` that only the usage of a request shows: some models'
+            requests are not rendered as /tokenize does.
+    """
 
     before: int
     after: int
+    unseen: int = 0
 
     @property
     def overhead(self) -> int:
@@ -39,7 +46,10 @@ class Template:
 
 
 class PromptMaker:
-    """Makes prompts whose length the server's own tokenizer confirms."""
+    """Makes prompts whose length the server's own tokenizer confirms.
+
+    The first look at `template` or `words` asks the server, with one short request.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -76,7 +86,13 @@ class PromptMaker:
                 f"{self._server.url}: the chat template changes with the content: "
                 "prompts of an exact length cannot be made"
             )
-        return Template(before, after)
+        unseen = self._server.chat(text([words[0]] * 4)).prompt_tokens - len(one)
+        if unseen < 0:
+            raise UserError(
+                f"{self._server.url}: a request has {-unseen} tokens fewer than "
+                "/tokenize says: does something between change the prompt?"
+            )
+        return Template(before + unseen, after, unseen)
 
     def _count(self, words: list[str]) -> int:
         return len(self._server.tokenize(text(words)))
@@ -138,7 +154,7 @@ class PromptMaker:
         Raises:
             UserError: it counts otherwise.
         """
-        counted = len(self._server.tokenize(content))
+        counted = len(self._server.tokenize(content)) + self.template.unseen
         if counted != length:
             raise UserError(
                 f"{self._server.url}: a prompt made for {length} tokens has {counted} "
