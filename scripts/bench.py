@@ -14,7 +14,7 @@ import click
 from offload_parity import cli as scripts
 from offload_parity import costs, simulation, unit_env, upstream_tests
 from offload_parity import release as releases
-from offload_parity.files import replace
+from offload_parity.files import replace, writable
 from offload_parity.paths import build_root, shown
 from offload_parity.release import Release
 from offload_parity.simulation import Job, Runner
@@ -53,10 +53,10 @@ def cli(release, repeats, lengths, jobs) -> None:
     bad = 0
     for each in releases.chosen(release):
         began = time.monotonic()
+        folder = build_root() / "reports" / each.version if lengths else each.folder
+        writable(folder)
         records = measure(each, jobs, repeats, lengths)
         found = costs.summary(records, each.dsv4_block_bytes)
-        folder = build_root() / "reports" / each.version if lengths else each.folder
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "bench.json"
         replace(path, (json.dumps(found, indent=1) + "\n").encode())
         click.echo(f"vLLM {each.version}\n\n{costs.report(found)}\n")

@@ -5,8 +5,6 @@ Runs `python -m parity …` (tests/parity) once per tree, each in a process of i
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from offload_parity import cli as scripts
 from offload_parity import release as releases
 from offload_parity import simulation, unit_env, upstream_tests
 from offload_parity.errors import UserError
+from offload_parity.files import replace, writable
 from offload_parity.paths import ROOT, build_root, shown
 from offload_parity.simulation import Job, Tree
 
@@ -184,6 +183,7 @@ def laws(
         kinds = ("stock",) if proving else simulation.KINDS
         for each in releases.chosen(version):
             trees += simulation.trees_of(each, kinds)
+    folder = writable(out or build_root() / "reports")
     arguments = ["laws", "--jsonl", "--seed", str(seed)]
     if sample is not None:
         arguments += ["--sample", str(sample)]
@@ -203,7 +203,7 @@ def laws(
     for name, tallies in by_release.items():
         if shown_kind in tallies:
             _print_findings(name, shown_kind, tallies[shown_kind])
-    _write(by_release, out or build_root() / "reports")
+    _write(by_release, folder)
     if proving:
         wrong = _print_reports([record for record in records if "report" in record])
         print(f"{wrong} public reports are not as they are stated to be")
@@ -220,14 +220,13 @@ def laws(
 
 def _write(by_release: dict[str, dict[str, Tally]], folder: Path) -> None:
     """Print the table and write it, and all findings beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
     text = table(by_release)
-    (folder / "parity.md").write_text(text, encoding="utf-8")
+    replace(folder / "parity.md", text.encode())
     everything = {
         name: {kind: vars(found) for kind, found in tallies.items()}
         for name, tallies in by_release.items()
     }
-    (folder / "parity.json").write_text(json.dumps(everything, indent=1), "utf-8")
+    replace(folder / "parity.json", json.dumps(everything, indent=1).encode())
     print(f"checks that found something, of all:\n\n{text}")
     for name, tallies in by_release.items():
         for kind, found in tallies.items():
@@ -240,7 +239,10 @@ def _write(by_release: dict[str, dict[str, Tally]], folder: Path) -> None:
 
 @cli.command()
 @release_option
-@click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True)
+# A year at most: no infinity, and nan is no number.
+@click.option(
+    "--seconds", type=click.IntRange(1, 365 * 86400), default=60, show_default=True
+)
 @click.option("--seed", type=int, help="Default: drawn, and said.")
 @python_option
 def fuzz(version, seconds, seed, python) -> None:
@@ -251,24 +253,16 @@ def fuzz(version, seconds, seed, python) -> None:
     release = releases.get(version) if version else releases.default()
     stock, patched = simulation.trees_of(release)
     interpreter = unit_env.interpreter(python)
-    command = [
-        interpreter, "-m", "parity", "fuzz", "--seconds", str(seconds),
-        "--stock", stock.path,
-    ]  # fmt: skip
+    arguments = ["fuzz", "--seconds", str(seconds), "--stock", stock.path]
     if seed is not None:
-        command += ["--seed", str(seed)]
-    done = subprocess.run(
-        command,
-        env=simulation.variables(patched.path, interpreter) | _terminal(),
-        cwd=ROOT,
-        check=False,
-    )
-    sys.exit(done.returncode)
-
-
-def _terminal() -> dict[str, str]:
-    """What the progress bar wants to know of the terminal."""
-    return {k: os.environ[k] for k in ("TERM", "COLUMNS") if k in os.environ}
+        arguments += ["--seed", str(seed)]
+    with simulation.start(patched.path, interpreter, *arguments) as run:
+        try:
+            status = run.wait()
+        finally:
+            # The stock tree's process, too.
+            simulation.kill(run)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from offload_parity import build_tree, mutants, unit_env, upstream_tests
+from offload_parity import build_tree, mutants, simulation, unit_env, upstream_tests
 from offload_parity import cli as scripts
 from offload_parity import patches as series
 from offload_parity import release as releases
-from offload_parity.files import replace
+from offload_parity.files import lock, replace, writable
 from offload_parity.mutants import Excuses, Overlay
 from offload_parity.paths import build_root, shown
 from offload_parity.release import Release
@@ -138,6 +138,8 @@ class Patches:
                     yield verdict
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                # Else the other threads would finish what they are at, for minutes.
+                simulation.stop_all()
                 raise
 
     def _killer(self, number: int, known: set[str]) -> tuple[str | None, str]:
@@ -217,33 +219,42 @@ def cli(release, jobs, only) -> None:
     env = unit_env.ensure()
     bad = 0
     for each in releases.chosen(release):
-        began = time.monotonic()
-        excuses = mutants.excuses(each)
-        verdicts, known = code_verdicts(each, env, excuses, jobs, only)
-        click.echo(
-            f"vLLM {each.version}; {len(known)} findings on the patched tree itself "
-            "kill nothing"
-        )
-        for verdict in verdicts:
-            click.echo(str(verdict))
-        taken_out = Patches(each, env, jobs)
-        verdicts += taken_out.verdicts(excuses, only, known)
-        wrong = []
-        if not only:
-            numbers = {name[:4] for name in taken_out.names}
-            wrong = list(faults(verdicts, excuses, numbers))
-            click.echo(f"written to {shown(write(each, verdicts))}")
-        survived = [v for v in verdicts if not v.killer and not v.excuse]
-        for words in wrong:
-            click.echo(f"FAULT {words}")
-        click.echo(
-            f"vLLM {each.version}: {sum(bool(v.killer) for v in verdicts)} of "
-            f"{len(verdicts)} killed, {len(survived)} survived, "
-            f"{(time.monotonic() - began) / 60:.1f} min"
-        )
-        bad += len(wrong) + len(survived)
+        # Two runs would change each other's overlays.
+        with lock(build_root() / f".vllm-{each.version}-mutants.lock"):
+            bad += report(each, env, jobs, only)
     if bad:
         sys.exit(1)
+
+
+def report(each: Release, env: UnitEnv, jobs: int, only: str) -> int:
+    """One release's list on the screen and in its file; how much is wrong with it."""
+    began = time.monotonic()
+    excuses = mutants.excuses(each)
+    if not only:
+        writable(each.folder)
+    verdicts, known = code_verdicts(each, env, excuses, jobs, only)
+    click.echo(
+        f"vLLM {each.version}; {len(known)} findings on the patched tree itself "
+        "kill nothing"
+    )
+    for verdict in verdicts:
+        click.echo(str(verdict))
+    taken_out = Patches(each, env, jobs)
+    verdicts += taken_out.verdicts(excuses, only, known)
+    wrong = []
+    if not only:
+        numbers = {name[:4] for name in taken_out.names}
+        wrong = list(faults(verdicts, excuses, numbers))
+        click.echo(f"written to {shown(write(each, verdicts))}")
+    survived = [v for v in verdicts if not v.killer and not v.excuse]
+    for words in wrong:
+        click.echo(f"FAULT {words}")
+    click.echo(
+        f"vLLM {each.version}: {sum(bool(v.killer) for v in verdicts)} of "
+        f"{len(verdicts)} killed, {len(survived)} survived, "
+        f"{(time.monotonic() - began) / 60:.1f} min"
+    )
+    return len(wrong) + len(survived)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from packaging.version import Version
 
 from offload_parity import cli as scripts
 from offload_parity import release, simulation, unit_env, upstream_tests
+from offload_parity.files import replace, writable
 from offload_parity.paths import build_root
 from offload_parity.simulation import Job, Tree
 
@@ -186,6 +187,7 @@ def cli(
     ]
     for tree in trees:
         simulation.check_tree(tree)
+    folder = writable(out or build_root() / "reports")
     arguments = [
         "replays",
         "--seed",
@@ -206,10 +208,8 @@ def cli(
     records = [record for one in ended for record in one.records]
     rows = compare(records)
     table = markdown(rows)
-    folder = out or build_root() / "reports"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sweep.md").write_text(table, encoding="utf-8")
-    (folder / "sweep.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    replace(folder / "sweep.md", table.encode())
+    replace(folder / "sweep.json", json.dumps(rows, indent=1).encode())
     print(table)
     measured = sum(row["patched"]["tried"] for row in rows if "patched" in row)
     failed = failures(rows)

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `make parity` makes of the verdicts of two trees."""
 
+import subprocess
+import time
+from pathlib import Path
+
+import click
+import pytest
+
 import laws
+import sweep
+from offload_parity import simulation
+from offload_parity.errors import UserError
 
 
 def verdict(tree: str, law: str, **more) -> dict:
@@ -15,7 +25,7 @@ def verdict(tree: str, law: str, **more) -> dict:
 def hits(tree: str, *figures: int) -> dict:
     return verdict(
         tree, "L6", hits=list(figures), stored=[5, 0], dense_stored=[9, 0],
-        owed=[None, 32], align=32,
+        owed=[None, 32], align=32, astray=False,
     )  # fmt: skip
 
 
@@ -61,3 +71,60 @@ def test_reports_that_are_not_as_stated_are_counted(capsys):
     said = capsys.readouterr().out.splitlines()
     assert "found by L1: send 1" in said[0]
     assert said[1].endswith("does not show (EXPECTED TO SHOW)")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e300", "1.5", ""])
+def test_seconds_that_are_no_time_are_refused(seconds):
+    with pytest.raises(click.BadParameter, match="is not "):
+        laws.fuzz.make_context("fuzz", [f"--seconds={seconds}"])
+
+
+def test_a_fuzz_that_is_interrupted_leaves_no_process(monkeypatch, tmp_path):
+    """Nor the stock tree's, which the other one started."""
+    here = tmp_path / "pid"
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nsleep 60 &\necho $! > "{here}"\nwait\n')
+    python.chmod(0o755)
+    tree = simulation.Tree("t", tmp_path)
+    monkeypatch.setattr(laws.simulation, "trees_of", lambda release: [tree, tree])
+    monkeypatch.setattr(laws.unit_env, "interpreter", lambda named: python)
+
+    def interrupt(self, timeout=None):
+        while not (here.exists() and here.read_text().strip()):
+            time.sleep(0.05)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        laws.fuzz.callback(None, 5, 1, None)
+    until = time.monotonic() + 5
+    while _runs(int(here.read_text())) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(int(here.read_text()))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(
+    monkeypatch, tmp_path
+):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "out").touch()
+
+    def never(*_, **__):
+        raise AssertionError("it must not run")
+
+    monkeypatch.setattr(laws.simulation, "Runner", never)
+    arguments = ["--patched", str(tmp_path), "--out", str(tmp_path / "out")]
+    for command in (laws.laws, sweep.cli):
+        with pytest.raises(UserError, match="nothing can be written to"):
+            command(arguments, standalone_mode=False)

@@ -3,6 +3,7 @@
 
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -90,6 +91,65 @@ def test_a_run_that_breaks_stops_the_others_and_says_why(
             [job(tmp_path, "bad"), job(tmp_path, "good", "slow"), job(tmp_path, "next")]
         )
     assert time.monotonic() - began < 30
+
+
+def test_what_a_run_refuses_is_said_as_it_says_it(interpreter, tmp_path) -> None:
+    python = interpreter("""
+        print("Usage: …\\n\\nError: x.json: no case; remove it", file=sys.stderr)
+        sys.exit(2)
+    """)
+    with pytest.raises(UserError) as refused:
+        Runner(python, 1, accepted=(0, 1)).run([job(tmp_path, "stock")])
+    assert str(refused.value) == "x.json: no case; remove it"
+
+
+FORKING = """
+    import subprocess
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with open(os.environ["HERE"], "w") as file:
+        file.write(str(child.pid))
+    if "wait" in sys.argv:
+        time.sleep(60)
+    sys.exit(3)
+"""
+
+
+def ended_within(pid: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("how", ["stop_all", "timeout"])
+def test_what_a_run_started_ends_with_it(
+    interpreter, tmp_path, monkeypatch, how
+) -> None:
+    here = tmp_path / "pid"
+    monkeypatch.setenv("HERE", str(here))
+    runner = Runner(interpreter(FORKING), 1, timeout_s=3 if how == "timeout" else None)
+    if how == "stop_all":
+
+        def stop() -> None:
+            while not (here.exists() and here.read_text()):
+                time.sleep(0.05)
+            simulation.stop_all()
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        # Another thread's end; nothing is wrong with the tree.
+        assert runner.run([job(tmp_path, "m", "wait")])[0].status != 0
+        thread.join()
+    else:
+        with pytest.raises(simulation.Broken, match="did not end in 3 s"):
+            runner.run([job(tmp_path, "m", "wait")])
+    assert ended_within(int(here.read_text()), 5)
 
 
 def test_findings_are_a_break_where_none_are_foreseen(interpreter, tmp_path) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 
 from filelock import FileLock, Timeout
 
@@ -45,6 +45,24 @@ def folder_lock(folder: Path, shown: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def writable(folder: Path) -> Path:
+    """Make the folder if need be; asked before the run that has something to write.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as probe:
+            probe.write(b"x" * 4096)
+    except OSError as error:
+        raise UserError(
+            f"nothing can be written to {folder} ({error.strerror}): make it a folder "
+            "with room that you may write to"
+        ) from error
+    return folder
 
 
 def replace(path: Path, data: bytes) -> None:

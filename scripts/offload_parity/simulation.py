@@ -7,10 +7,13 @@ A subcommand that is run here prints one JSON object a line, as it goes:
     anything else       a record
 
 Its exit status says whether it found anything; what it writes on stderr counts as why
-it broke.
+it broke. With status 2 it refuses what it was given; its last line says why.
 """
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -18,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from tqdm import tqdm
 
@@ -29,6 +33,8 @@ from .unit_env import UnitEnv
 
 KINDS = ("stock", "patched")
 _TESTS = ROOT / "tests"
+# As click ends on a wrong option, and `python -m parity` on what it cannot play.
+_REFUSED = 2
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,40 @@ def variables(tree: Path, python: Path) -> dict[str, str]:
     }
 
 
+def start(
+    tree: Path, python: Path, *arguments: str | Path, **more: Any
+) -> subprocess.Popen[str]:
+    """Start ``python -m parity …`` on a tree; ``more`` is for ``Popen``.
+
+    It has a session of its own: what it starts ends with it (``kill``), and Ctrl-C on
+    the terminal reaches this process alone.
+    """
+    return subprocess.Popen(
+        [python, "-m", "parity", *arguments],
+        cwd=ROOT,
+        env=variables(tree, python),
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        **more,
+    )
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End what ``start`` started, and everything that it started itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+_runners: WeakSet["Runner"] = WeakSet()
+
+
+def stop_all() -> None:
+    """End the processes of every runner; those in other threads return nothing."""
+    for runner in list(_runners):
+        runner.stop()
+
+
 class Runner:
     """Runs jobs side by side with one progress bar; all end when one breaks.
 
@@ -133,6 +173,7 @@ class Runner:
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
         self._stopped = False
+        _runners.add(self)
 
     def run(self, work: Sequence[Job]) -> list[Ended]:
         """Run them all; what each printed, in the order given.
@@ -152,26 +193,24 @@ class Runner:
                 return [task.result() for task in tasks]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._stop()
+                self.stop()
                 raise
 
     def _one(self, job: Job, bar: tqdm) -> Ended:
         with self._lock:
             if self._stopped:
                 return Ended(job)
-            process = subprocess.Popen(
-                [self._python, "-m", "parity", *job.arguments],
-                cwd=ROOT,
-                env=variables(job.tree.path, self._python),
-                stdin=subprocess.DEVNULL,
+            process = start(
+                job.tree.path,
+                self._python,
+                *job.arguments,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
             )
             self._running.add(process)
         ended = Ended(job)
         complaints: list[str] = []
-        timer = threading.Timer(self._timeout_s or 0, process.kill)
+        timer = threading.Timer(self._timeout_s or 0, kill, [process])
         if self._timeout_s:
             timer.start()
         with process:
@@ -192,6 +231,8 @@ class Runner:
             line.startswith("Traceback ") for line in complaints
         ):
             last = next((x for x in reversed(complaints) if x.strip()), "no message")
+            if ended.status == _REFUSED and last.startswith("Error: "):
+                raise UserError(last.removeprefix("Error: ").strip())
             self._break(job, last.strip())
         return ended
 
@@ -218,8 +259,9 @@ class Runner:
             bar.update()
         ended.records.append({"tree": ended.job.tree.label, **record})
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End its processes and start no more."""
         with self._lock:
             self._stopped = True
             for process in self._running:
-                process.kill()
+                kill(process)
