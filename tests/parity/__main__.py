@@ -153,7 +153,7 @@ def replay(files) -> None:
 
 
 @cli.command()
-@click.option("--seconds", default=60.0, show_default=True)
+@click.option("--seconds", type=click.IntRange(1), default=60, show_default=True)
 @click.option("--seed", type=int, help="Of the first round; default: drawn and said.")
 @click.option("--stock", type=click.Path(exists=True, path_type=Path), help="For L6.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), default=MODES)
@@ -166,6 +166,9 @@ def fuzz(seconds, seed, stock, modes, names, findings, write) -> None:
     from . import regressions, release_adapter
     from .peer import Peer
 
+    if write:
+        # Before the hours that may end with something to write.
+        regressions.check_folder()
     _settle()
     release = release_adapter.version()
     if seed is None:
@@ -174,8 +177,8 @@ def fuzz(seconds, seed, stock, modes, names, findings, write) -> None:
     for geometry in geometries:
         if reason := release_adapter.refusal(geometry):
             raise click.BadParameter(f"{geometry.name}: {reason}; leave it out")
-    click.echo(f"vLLM {release}, seed {seed}, {seconds:.0f} s")
-    bar = tqdm(total=round(seconds), unit="s", disable=None, bar_format=_FUZZ_BAR)
+    click.echo(f"vLLM {release}, seed {seed}, {seconds} s")
+    bar = tqdm(total=seconds, unit="s", disable=None, bar_format=_FUZZ_BAR)
     said = time.monotonic()
 
     def progress(done: int, left: float) -> None:
@@ -197,8 +200,12 @@ def fuzz(seconds, seed, stock, modes, names, findings, write) -> None:
             click.echo(f"  {words}")
         click.echo(f"  {json.dumps(case.to_json())}")
         if write:
-            path = regressions.write(release, failure.law, case, failure.words)
-            click.echo(f"  written to {path}: make parity plays it from now on")
+            try:
+                path = regressions.write(release, failure.law, case, failure.words)
+            except OSError as error:
+                click.echo(f"  NOT WRITTEN ({error}): keep the line above", err=True)
+            else:
+                click.echo(f"  written to {path}: make parity plays it from now on")
         return len(bad) < findings
 
     run = module.Fuzz(

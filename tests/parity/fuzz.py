@@ -29,7 +29,7 @@ from .geometry import (
     Geometry,
 )
 from .history import MODES, Case, Event, Parts, Setup, cut
-from .peer import Peer
+from .peer import Lost, Peer
 from .release_adapter import supports
 from .scenarios import retentions, room
 from .stock import below_stock
@@ -307,6 +307,7 @@ class Fuzz:
     peer: Peer | None = None
     progress: Callable[[int, float], None] = lambda done, left: None
     done: int = 0
+    _lost: Lost | None = None
     _words: dict[str, dict[str, list[str]]] = field(default_factory=dict)
 
     def check(self, case: Case) -> dict[str, list[str]]:
@@ -324,7 +325,11 @@ class Fuzz:
         return found
 
     def run(self, found: Callable[[Failure], bool]) -> None:
-        """Play random cases; `found` is told of each failure, and stops with False."""
+        """Play random cases; `found` is told of each failure, and stops with False.
+
+        Raises:
+            Lost: the stock tree's process ended.
+        """
         end = time.monotonic() + self.seconds
         number = self.seed
         known: set[tuple[str, str]] = set()
@@ -351,9 +356,15 @@ class Fuzz:
             nonlocal best, until
             words = self._words.get(case.digest)
             if words is None:
-                if time.monotonic() > until:
+                if self._lost or time.monotonic() > until:
                     return
-                words = self._words[case.digest] = self.check(case)
+                try:
+                    words = self.check(case)
+                except Lost as error:
+                    # Hypothesis would take it for a failing case and shrink that.
+                    self._lost = error
+                    return
+                self._words[case.digest] = words
                 self.done += 1
                 self.progress(self.done, end - time.monotonic())
             laws = [
@@ -377,6 +388,8 @@ class Fuzz:
         except (_Found, hypothesis.errors.Flaky):
             # Flaky: the time was over while it shrank.
             assert best is not None
+        if best is None and self._lost:
+            raise self._lost
         return best
 
 

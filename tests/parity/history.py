@@ -2,11 +2,12 @@
 """Histories: what is sent to an engine and what happens to it, as plain data."""
 
 import hashlib
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .engine import Engine
 from .geometry import GEOMETRIES, Geometry, Group
@@ -14,6 +15,18 @@ from .prompts import prompt
 from .release_adapter import drafters
 
 Parts = tuple[tuple[int, int], ...]
+Kind = Literal[
+    "send",
+    "submit",
+    "step",
+    "drain",
+    "abort",
+    "reset_gpu",
+    "reset_host",
+    "host_off",
+    "host_on",
+]
+Tier = Literal["gpu", "host", "both"]
 MODES = ("hits", "mixed", "crowded")
 
 
@@ -57,17 +70,7 @@ class Event:
         count: see kind.
     """
 
-    kind: Literal[
-        "send",
-        "submit",
-        "step",
-        "drain",
-        "abort",
-        "reset_gpu",
-        "reset_host",
-        "host_off",
-        "host_on",
-    ]
+    kind: Kind
     parts: Parts = ()
     follows: int | None = None
     max_tokens: int = 1
@@ -84,7 +87,7 @@ class Setup:
 
     geometry: Geometry
     retention: int | None
-    tier: Literal["gpu", "host", "both"] = "both"
+    tier: Tier = "both"
     blocks_per_chunk: int = 1
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -179,14 +182,17 @@ class Case:
         """
         try:
             setup = dict(data["setup"])
-            geometry = GEOMETRIES[setup.pop("geometry")]
+            name = setup.pop("geometry")
+            if name not in GEOMETRIES:
+                raise ValueError(f"no geometry is named {name!r}")
+            geometry = GEOMETRIES[name]
             events = tuple(Event(**_tuples(event)) for event in data["history"])
             rest = {k: v for k, v in data.items() if k not in ("setup", "history")}
             case = cls(**rest, setup=Setup(geometry, **_tuples(setup)), history=events)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no case: {error!r}") from error
-        if case.mode not in MODES:
-            raise ValueError(f"no mode is named {case.mode!r}")
+        for wrong in _wrong(case):
+            raise ValueError(wrong)
         return case
 
     @property
@@ -195,6 +201,64 @@ class Case:
         data = self.to_json() | {"name": ""}
         text = json.dumps(data, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+# What stands beside them in `Setup`, or is not the case's to say, is none.
+_ENGINE_OPTIONS = {
+    name
+    for name, parameter in inspect.signature(Engine).parameters.items()
+    if isinstance(parameter.default, int)
+} - {"blocks_per_chunk", "ledger", "force"}
+
+
+def _wrong(case: Case) -> Iterator[str]:
+    """What a case from a file says that cannot be played, in words."""
+    setup = case.setup
+    if case.mode not in MODES:
+        yield f"no mode is named {case.mode!r}"
+    if setup.tier not in get_args(Tier):
+        yield f"no tier is named {setup.tier!r}"
+    if not _is_number(case.delays):
+        yield f"delays is {case.delays!r}, not a seed"
+    if not _is_number(setup.blocks_per_chunk, 1):
+        yield f"blocks_per_chunk is {setup.blocks_per_chunk!r}"
+    elif setup.retention is not None and (
+        not _is_number(setup.retention) or setup.retention % setup.host_alignment
+    ):
+        yield f"retention is {setup.retention!r}, not a number of whole chunks"
+    for option in setup.options:
+        match option:
+            case (name, bool() | int() as value) if name in _ENGINE_OPTIONS:
+                if value is not False and value < 1:
+                    yield f"the engine's {name} is {value}"
+            case _:
+                yield f"no engine takes the option {option!r}"
+    if not case.history:
+        yield "its history is empty"
+    sends = 0
+    for event in case.history:
+        if event.kind not in get_args(Kind):
+            yield f"no event is named {event.kind!r}"
+        prompt_parts = [p for p in event.parts if _is_part(p)]
+        asks = event.kind in ("send", "submit")
+        if len(prompt_parts) < len(event.parts) or (asks and not event.parts):
+            yield f"{event.parts!r} are no parts of a prompt: [seed, length], …"
+        if not (event.follows is None or _is_number(event.follows, 0, sends - 1)):
+            yield f"no earlier send is number {event.follows!r}"
+        if not (_is_number(event.max_tokens, 1) and _is_number(event.count)):
+            yield f"{event!r} has a number that is none"
+        sends += event.kind == "send"
+
+
+def _is_number(value: Any, least: int = 0, most: int = 2**31) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_part(part: Any) -> bool:
+    match part:
+        case (seed, length):
+            return _is_number(seed) and _is_number(length, 1)
+    return False
 
 
 def _plain(thing: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import click
+
 from . import contract
 from .history import Case
 
@@ -21,11 +23,18 @@ def serve(lines: IO[str]) -> Iterator[str]:
         yield json.dumps(contract.figures(Case.from_json(json.loads(line))))
 
 
+class Lost(click.ClickException):
+    """The other tree's process ended: what was compared with it cannot go on."""
+
+    # As a wrong option: not a finding.
+    exit_code = 2
+
+
 class Peer:
     """`python -m parity serve` on another tree.
 
     Raises:
-        RuntimeError: from `answer`, the process ended.
+        Lost: from `ask` and `answer`, the process ended.
     """
 
     def __init__(self, tree: Path) -> None:
@@ -53,10 +62,10 @@ class Peer:
             raise self._ended()
         return json.loads(line)
 
-    def _ended(self) -> RuntimeError:
-        return RuntimeError(
+    def _ended(self) -> Lost:
+        return Lost(
             f"the simulation on {self.tree} ended with {self._process.wait()}; "
-            "what it said stands above"
+            "what it said stands above; run again with the seed above"
         )
 
     def close(self) -> None:

@@ -3,6 +3,8 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
@@ -11,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 from vllm.v1.kv_offload.base import get_offload_group_idx
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from parity import contract, fuzz, limits, regressions, release_adapter, scenarios
+from parity import contract, fuzz, limits, peer, regressions, release_adapter, scenarios
 from parity.engine import Engine
 from parity.geometry import PURE_SWA, SMALL, SMALL_NO_EAGLE, UNFLAGGED
 from parity.history import MODES, Case, Sent, Setup, tokens_of
@@ -139,9 +141,88 @@ def test_a_regression_is_read_as_it_was_written(tmp_path):
     (again,) = regressions.read(tmp_path)
     assert again.digest == case.digest
     assert again.name == f"regression {path.stem}"
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=path.name):
-        list(regressions.read(tmp_path))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _case(**more: Any) -> dict[str, Any]:
+    send = {"kind": "send", "parts": [[1, 20]]}
+    setup = {"geometry": "small-mtp", "retention": 0}
+    return {"name": "x", "mode": "hits", "setup": setup, "history": [send]} | more
+
+
+def _setup(**more: Any) -> dict[str, Any]:
+    return _case(setup=_case()["setup"] | more)
+
+
+def _event(**more: Any) -> dict[str, Any]:
+    return _case(history=[*_case()["history"], _case()["history"][0] | more])
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ([], "no case"),
+        (_case(history="send"), "no case"),
+        (_case(history=[3]), "no case"),
+        (_case(history=[]), "history is empty"),
+        (_case(mode="quick"), "no mode is named 'quick'"),
+        (_case(delays="x"), "delays is 'x'"),
+        (_setup(geometry="nope"), "no geometry is named 'nope'"),
+        (_setup(tier="moon"), "no tier is named 'moon'"),
+        (_setup(blocks_per_chunk=0), "blocks_per_chunk is 0"),
+        (_setup(retention="x"), "retention is 'x'"),
+        (_setup(retention=7), "retention is 7"),
+        (_setup(options=[["gpu_block", 3]]), "no engine takes the option"),
+        (_setup(options=[["gpu_blocks", 0]]), "gpu_blocks is 0"),
+        (_event(kind="fly"), "no event is named 'fly'"),
+        (_event(parts=[]), "no parts of a prompt"),
+        (_event(parts=[[1, -4]]), "no parts of a prompt"),
+        (_event(parts=[[1, 2, 3]]), "no parts of a prompt"),
+        (_event(follows=1), "no earlier send is number 1"),
+        (_event(max_tokens=0), "a number that is none"),
+    ],
+)
+def test_a_file_that_cannot_be_played_is_refused_by_name(tmp_path, case, words):
+    path = tmp_path / "mine.json"
+    for text in ("[" * 100_000, '{"case": {"na', "null", json.dumps({"case": case})):
+        path.write_text(text)
+        with pytest.raises(
+            regressions.Unusable, match=r"mine\.json.*remove it"
+        ) as said:
+            list(regressions.read(tmp_path))
+        assert said.value.exit_code == 2
+    assert words in str(said.value.format_message())
+    path.write_text(json.dumps({"case": _case()}))
+    assert len(list(regressions.read(tmp_path))) == 1
+
+
+def test_half_a_regression_is_never_left(tmp_path, monkeypatch):
+    (case,) = fuzz.sample(1, 5)
+    monkeypatch.setattr(
+        Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "no space"))
+    )
+    with pytest.raises(OSError, match="no space"):
+        regressions.write("1.2.3", "L1", case, ["a word"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_run(tmp_path):
+    regressions.check_folder(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        regressions.Unusable, match=r"file .*exists.*: make it a folder"
+    ):
+        regressions.check_folder(tmp_path / "file")
+
+
+def test_a_lost_peer_is_no_finding():
+    class Peer:
+        def ask(self, case: Case) -> None:
+            raise peer.Lost("it ended")
+
+    with pytest.raises(peer.Lost, match="it ended"):
+        fuzz.Fuzz(30, 1, ("hits",), peer=Peer()).run(lambda failure: True)
 
 
 # --- planted defects ---
