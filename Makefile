@@ -6,7 +6,8 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 HOST_PYTHON ?= python3
 TOOLS := build/tools
-RUN := $(TOOLS)/bin/python
+# -E: a PYTHONPATH, PYTHONHOME or PYTHONSAFEPATH of the user's is for other programs.
+RUN := $(TOOLS)/bin/python -E
 SERIES := $(RUN) scripts/series.py
 RELEASE_TESTS := $(RUN) scripts/release_tests.py
 LAWS := $(RUN) scripts/laws.py

@@ -93,6 +93,15 @@ def test_variables_of_the_environment_do_not_count(world: World, project: Path) 
     assert done.returncode == 0 and f"vLLM {NEW}" in done.stdout
 
 
+def test_settings_of_python_do_not_reach_the_tools(
+    world: World, project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "click.py").write_text("raise SystemExit('another click')")
+    for name, value in (("PYTHONPATH", str(tmp_path)), ("PYTHONSAFEPATH", "1")):
+        done = make(project, "status", env={name: value})
+        assert (done.returncode, done.stderr) == (0, ""), name
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
