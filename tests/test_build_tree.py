@@ -394,10 +394,23 @@ def test_stock_tree(world: World, tree: Path) -> None:
     world.good("apply")
     before = stamps(stock)
     assert build_tree.ensure_stock(wanted) == stock and stamps(stock) == before
-    # what a run changed in it is restored
+
+
+def test_edits_of_the_stock_tree_are_put_aside(
+    world: World, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock = build_tree.ensure_stock(release.get(NEW))
+    (stock / MASK).write_text("committed")
+    git(stock, "commit", "-qam", "mine")
+    tip = git(stock, "rev-parse", "HEAD").strip()
     (stock / MASK).write_text("changed")
-    build_tree.ensure_stock(wanted)
+    capsys.readouterr()
+    build_tree.ensure_stock(release.get(NEW))
     assert (stock / MASK).read_text() == text("mask")
+    assert git(stock, "show", f"stash@{{0}}:{MASK}").strip() == "changed"
+    assert git(stock, "rev-parse", f"edited/{tip[:12]}").strip() == tip
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and all("made stock again" in line for line in said)
 
 
 def test_stock_tree_after_the_project_folder_moved(

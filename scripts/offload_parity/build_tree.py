@@ -140,7 +140,10 @@ def ensure_patched(release: Release) -> Path:
 
 
 def ensure_stock(release: Release) -> Path:
-    """Make sure that the stock tree is there, unchanged, and return its path."""
+    """Make sure that the stock tree is there, unchanged, and return its path.
+
+    What somebody changed in it is put aside, and said.
+    """
     path = stock_path(release)
     with lock(build_root() / ".lock"):
         tree = ensure_base(release)
@@ -157,6 +160,8 @@ def ensure_stock(release: Release) -> Path:
         elif stock.commit_id("HEAD") != tree.commit_id(BASE) or stock.changes(
             untracked=False
         ):
+            for kept in _put_aside(stock, ["HEAD"], {tree.commit_id(BASE)}):
+                print(f"{shown(path)} was edited and is made stock again: {kept}")
             stock.run("checkout", "-q", "--force", "--detach", BASE)
     return path
 
@@ -231,7 +236,6 @@ def unapply(release: Release) -> list[str]:
     Raises:
         UserError: there is no such tree, or a rebase or the like is in progress.
     """
-    kept = []
     with lock(build_root() / ".lock"):
         tree = existing(release)
         if tree is None:
@@ -243,22 +247,34 @@ def unapply(release: Release) -> list[str]:
             raise UserError(
                 f"{shown(tree.path)}: a {what} is in progress; finish or abort it first"
             )
-        if tree.changes(untracked=False):
-            tree.run("stash", "push", "-q")
-            kept.append("uncommitted changes are kept: git stash list")
         state = read_state(tree)
         base = tree.commit_id(BASE)
-        known = {None, base, state and state.tip}
-        for at in ("HEAD", f"refs/heads/{release.branch}"):
-            if (tip := tree.commit_id(at)) not in known:
-                known.add(tip)
-                name = f"edited/{tip[:12]}"
-                if not tree.commit_id(f"refs/heads/{name}"):
-                    tree.run("branch", name, tip)
-                kept.append(
-                    f"commits that are not in the series are kept: branch {name}"
-                )
+        kept = _put_aside(
+            tree,
+            ["HEAD", f"refs/heads/{release.branch}"],
+            {base, state and state.tip},
+        )
         move(tree, release, State("", base))
+    return kept
+
+
+def _put_aside(tree: git.Repo, places: list[str], known: set[str | None]) -> list[str]:
+    """Keep what a forced checkout would lose; a line for each of them.
+
+    Uncommitted changes go to git's stash, commits at ``places`` that are not ``known``
+    to a branch each.
+    """
+    kept = []
+    if tree.changes(untracked=False):
+        tree.run("stash", "push", "-q")
+        kept.append("uncommitted changes are kept: git stash list")
+    for tip in dict.fromkeys(map(tree.commit_id, places)):
+        if tip is None or tip in known:
+            continue
+        name = f"edited/{tip[:12]}"
+        if not tree.commit_id(f"refs/heads/{name}"):
+            tree.run("branch", name, tip)
+        kept.append(f"commits that are not in the series are kept: branch {name}")
     return kept
 
 
