@@ -80,8 +80,7 @@ def code_verdicts(
     """
     tree = build_tree.ensure_patched(release)
     work = [m for m in mutants.mutants(tree) if only in m.name]
-    folder = build_root() / "reports" / release.version
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = writable(build_root() / "reports" / release.version)
     file = folder / "mutants.jsonl"
     mutants.write(work, file)
     itself, *records = judged(env, tree, file, jobs)
