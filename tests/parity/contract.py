@@ -290,7 +290,11 @@ def _demands(
             if f"reset_{tier}" in resets[number] or "reset_host" in resets[number]:
                 laws[tier].forget()
         found = (
-            laws[tier].demand(one.tokens, mark[number], own[number])
+            laws[tier].demand(
+                one.tokens,
+                min(mark[number], laws[tier].shared(one.tokens)),
+                own[number],
+            )
             for tier, (mark, own) in asked.items()
         )
         yield one, next((demand for demand in found if demand is not None), None)

@@ -28,7 +28,8 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 class Demand:
     """A law's demand on one send: `hit` tokens at least.
 
-    `excused`: what L4 would ask for if some earlier prompt had computed that position.
+    `excused`: what L3 or L4 would ask for if some earlier prompt had computed that
+    position.
     """
 
     law: str
@@ -61,8 +62,8 @@ class Laws:
         )
         self._has_turns = "mamba" not in kinds
         self._sent: list[Sent] = []
-        # Where one request parted from an earlier one, and in which text.
-        self._junctions: list[tuple[int, list[int]]] = []
+        # Where one request parted from an earlier one.
+        self._junctions: list[tuple[int, Sent]] = []
 
     def forget(self) -> None:
         """Every cache was emptied."""
@@ -102,12 +103,15 @@ class Laws:
                 limit = max(limit or 0, self._boundary(len(sent.tokens), shared, own))
         if limit is not None:
             return Demand("L2", min(dense_hit, limit) // self._align * self._align)
-        if self._has_junctions and any(
-            place // self._near == shared // self._near
-            and common_prefix(tokens, text) >= place // self._near * self._near
-            for place, text in self._junctions
-        ):
-            return Demand("L3", mark)
+        # Who was served past that position never computed the tail below it.
+        parted = [
+            sent
+            for place, sent in self._junctions
+            if place // self._near == shared // self._near
+            and common_prefix(tokens, sent.tokens) >= place // self._near * self._near
+        ]
+        if self._has_junctions and parted:
+            return Demand("L3", mark, all(sent.hit > mark for sent in parted))
         if self._has_edits:
             near = [
                 sent
@@ -115,9 +119,8 @@ class Laws:
                 if common_prefix(tokens, sent.text) == shared
                 and len(sent.tokens) - self._near <= shared < len(sent.tokens)
             ]
-            # Who was served past that position never computed the tail below it.
-            excused = all(sent.hit > mark for sent in near)
-            return Demand("L4", mark, excused) if near else None
+            if near:
+                return Demand("L4", mark, all(sent.hit > mark for sent in near))
         return None
 
     def _boundary(self, prompt: int, shared: int, dense_hit: int) -> int:
@@ -137,7 +140,7 @@ class Laws:
         """A send is done."""
         shared = self.shared(sent.tokens)
         if shared and shows_parting(self._setup, shared, len(sent.tokens), self._align):
-            self._junctions.append((shared, sent.tokens))
+            self._junctions.append((shared, sent))
         self._sent.append(sent)
 
 
