@@ -26,6 +26,7 @@ class FakeServer:
         extra_requests: requests of others, per request of ours.
         unseen: tokens that a request has and /tokenize does not show.
         others_running: requests of others that never end.
+        limited: what a patched server counts, by group index and whether EAGLE's.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         self.requests = self.gpu_hits = self.host_hits = 0
         self.stored = self.loaded = 0
+        self.limited: dict[tuple[str, str], int] = {}
         self._gpu: list[tuple[str, ...]] = []
         self._host: list[tuple[str, ...]] = []
 
@@ -132,6 +134,12 @@ class FakeServer:
                             "vllm:kv_offload_total_bytes_total"
                             f'{{{label},transfer_type="{kind}"}} {float(value)}'
                         )
+                for (group, eagle), value in self.limited.items():
+                    lines.append(
+                        "vllm:kv_offload_group_limited_tokens_total"
+                        f'{{{label},group_idx="{group}",is_eagle_group="{eagle}"}} '
+                        f"{float(value * share)}"
+                    )
         return "\n".join(lines) + "\n"
 
 

@@ -63,6 +63,28 @@ def test_a_tier_that_is_never_read_is_said(fake, capsys) -> None:
     assert "was written and never read" in capsys.readouterr().out
 
 
+def test_the_group_that_limited_the_host_is_said(fake, capsys) -> None:
+    # The first is from before the probe.
+    fake.limited = {("1", "false"): 50, ("2", "true"): 7}
+
+    def host_hit(length: int, hit: int) -> int:
+        fake.limited["2", "true"] += hit
+        return 0
+
+    fake.host_hit = host_hit
+    args = ("600", "5", "5", "--url", fake.url)
+    assert run(probe_gpu_cache.cli, *args) == 0
+    out = capsys.readouterr().out
+    assert "group 2 (EAGLE) lacked 2,560 tokens that full attention had" in out
+    assert "group 1" not in out
+
+    fake.limited.clear()
+    fake.host_hit = lambda length, hit: 0
+    args = ("600", "5", "6", "--url", fake.url, "--json")
+    assert run(probe_gpu_cache.cli, *args) == 0
+    assert json.loads(capsys.readouterr().out)["limited_tokens"] == {}
+
+
 def test_runs_of_other_seeds_are_apart(fake, capsys) -> None:
     for seed in ("1", "2"):
         args = ("600", "2", seed, "--url", fake.url, "--csv")

@@ -165,6 +165,7 @@ def about(meter: Meter, maker: PromptMaker, seed: object) -> dict[str, Any]:
         "version": server.version,
         "run_seed": seed,
         "template_tokens": maker.template.overhead,
+        "limited_tokens": meter.limited(),
     }
 
 

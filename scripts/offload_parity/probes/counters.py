@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's counters, as one reading of ``/metrics``."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..errors import UserError
 
 _BYTES = "vllm:kv_offload_total_bytes_total"
+# Only a patched server has it, from its series' last patch on.
+_LIMITED = "vllm:kv_offload_group_limited_tokens_total"
 _REQUESTS = "vllm:request_success_total"
 _GPU_HITS = "vllm:prefix_cache_hits_total"
 _HOST_HITS = "vllm:external_prefix_cache_hits_total"
@@ -17,7 +20,10 @@ _WAITING = "vllm:num_requests_waiting"
 _SLEEP = "vllm:engine_sleep_state"
 _STARTED = "process_start_time_seconds"
 # A page has thousands of samples, most of them of histograms.
-_READ = (_BYTES, _REQUESTS, _GPU_HITS, _HOST_HITS, _RUNNING, _WAITING, _SLEEP, _STARTED)
+_READ = (
+    *(_BYTES, _LIMITED, _REQUESTS, _GPU_HITS, _HOST_HITS),
+    *(_RUNNING, _WAITING, _SLEEP, _STARTED),
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Counters:
         requests: requests that ended.
         gpu_hits, host_hits: prompt tokens found in a tier.
         stored_bytes, loaded_bytes: GPU to host and back; None: no offloading.
+        limited: tokens that full attention could have restored, by the name of the
+            group that could not; empty also where the server does not count them.
     """
 
     has_vllm: bool = False
@@ -45,6 +53,7 @@ class Counters:
     host_hits: int = 0
     stored_bytes: int | None = None
     loaded_bytes: int | None = None
+    limited: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def parse(cls, text: str) -> "Counters":
@@ -73,6 +82,13 @@ class Counters:
                 return None
             return total(_BYTES, lambda labels: labels.get("transfer_type") == kind)
 
+        limited: Counter[str] = Counter()
+        for sample in samples:
+            if sample.name == _LIMITED:
+                eagle = sample.labels["is_eagle_group"] == "true"
+                group = f"group {sample.labels['group_idx']}"
+                limited[group + " (EAGLE)" * eagle] += int(sample.value)
+
         started = [s.value for s in samples if s.name == _STARTED]
         return cls(
             has_vllm=any(s.name == _REQUESTS for s in samples),
@@ -87,6 +103,7 @@ class Counters:
             host_hits=total(_HOST_HITS),
             stored_bytes=transferred("GPU_to_CPU"),
             loaded_bytes=transferred("CPU_to_GPU"),
+            limited=limited,
         )
 
 
@@ -98,6 +115,7 @@ class Difference:
         requests: requests that ended, anybody's.
         gpu_hits, host_hits: tokens.
         stored_bytes, loaded_bytes: of the host tier.
+        limited: tokens, by the group that could not restore them.
     """
 
     requests: int
@@ -105,6 +123,7 @@ class Difference:
     host_hits: int
     stored_bytes: int
     loaded_bytes: int
+    limited: dict[str, int] = field(default_factory=dict)
 
 
 def difference(before: Counters, after: Counters) -> Difference:
@@ -121,10 +140,13 @@ def difference(before: Counters, after: Counters) -> Difference:
     steps = {
         name: (getattr(after, name) or 0) - (getattr(before, name) or 0)
         for name in Difference.__dataclass_fields__
+        if name != "limited"
     }
-    if any(step < 0 for step in steps.values()):
+    limited = Counter(after.limited)
+    limited.subtract(before.limited)
+    if any(step < 0 for step in (*steps.values(), *limited.values())):
         raise UserError(
             "the server's counters went backwards: it was restarted, or several "
             "replicas answer at this address; probe one of them by its own address"
         )
-    return Difference(**steps)
+    return Difference(**steps, limited=dict(+limited))

@@ -99,12 +99,21 @@ class Meter:
         self._last = self.server.settled()
         return True
 
+    def limited(self) -> dict[str, int]:
+        """Tokens that full attention had in the host tier, by the group that lacked
+        them, since the meter was made; empty where the server does not count them."""
+        return difference(self._first, self._last).limited
+
     def warnings(self) -> list[str]:
         """What the reader must know of the figures."""
+        lines = [
+            f"{name} lacked {tokens:,} tokens that full attention had in the host tier"
+            for name, tokens in self.limited().items()
+        ]
         if not self.others:
-            return []
+            return lines
         line = (
             f"{self.others} requests of somebody else ended meanwhile: where they fall "
             "together with ours, tiers and bytes may be mixed up; probe an idle server"
         )
-        return [line]
+        return [*lines, line]
