@@ -59,7 +59,7 @@ export: $(TOOLS)/.ready ## Write the commits back to patches/<release>
 check: $(TOOLS)/.ready ## Check that patches/ and the series files agree
 	$(SERIES) check $(ARGS)
 
-test: $(TOOLS)/.ready ## Run vLLM's own tests and this project's on each release
+test: $(PLOTS) ## Run vLLM's own tests and this project's on each release
 	$(call takes,RELEASE)$(RELEASE_TESTS) test $(RELEASE_ARG)
 
 proof: $(TOOLS)/.ready ## Show each new test failing on stock and passing patched

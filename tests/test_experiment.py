@@ -115,7 +115,6 @@ def test_a_stock_tree_must_be_found_affected() -> None:
 
 def test_the_report_has_the_figures_and_the_arithmetic(tmp_path: Path) -> None:
     one = found()
-    pytest.importorskip("matplotlib")
     experiment.draw(one, Size(), tmp_path)
     text = experiment.report([one, found("stock", hits=7)], Size(), 12.0)
     assert (

@@ -37,6 +37,7 @@ def project(tmp_path: Path) -> Path:
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     (tools / ".ready").touch()
+    (tools / ".plots").touch()
     return folder
 
 

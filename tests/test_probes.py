@@ -213,7 +213,6 @@ def test_the_alignment_is_measured(fake) -> None:
     ],
 )
 def test_pictures(fake, capsys, tmp_path: Path, command, args, status: int) -> None:
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "picture.png"
     assert run(command, *args, "--url", fake.url, "--plot", str(picture)) == status
     assert picture.read_bytes().startswith(b"\x89PNG")
