@@ -14,17 +14,15 @@ import click
 from offload_parity import cli as scripts
 from offload_parity import release as releases
 from offload_parity.probes import boundaries as probe
+from offload_parity.probes import plots
 from offload_parity.probes.command import (
-    about,
     address_options,
     check_length,
-    check_output,
-    heading,
     open_server,
     output_options,
     progress,
+    report,
     run_seed,
-    show,
 )
 
 _STATUS = {"OK": 0, "AFFECTED": 3, "UNKNOWN": 4}
@@ -60,11 +58,8 @@ def remedy(version: str | None) -> str:
               help="How many of them may be sent.")  # fmt: skip
 @output_options
 @address_options
-def cli(
-    address, run_seed, align, around, step, filler, fillers, as_json, as_csv, plot
-) -> None:
+def cli(address, run_seed, align, around, step, filler, fillers, output) -> None:
     """Measure, print, and say the verdict."""
-    check_output(as_json, as_csv, plot)
     meter, maker = open_server(address)
     if align is None:
         with progress(0, "requests") as bar:
@@ -78,19 +73,18 @@ def cli(
             meter, maker, tried, run_seed, bar.update, filler, fillers,
             bar.set_postfix_str,
         )  # fmt: skip
-    word, lines = probe.verdict(points)
+    word, words = probe.verdict(points)
     version = meter.server.version
-    lines = [*heading(meter, maker, run_seed), *lines, *meter.warnings()]
-    if word == "AFFECTED":
-        lines.append(remedy(version))
-    lines.append(f"{word}: hits are aligned to {align} tokens")
-    facts = about(meter, maker, run_seed) | {"verdict": word, "alignment": align}
-    show([p.row() for p in points], facts, lines, as_json, as_csv)
-    if plot is not None:
-        from offload_parity.probes import plots
-
-        plots.boundaries(points, f"{meter.server.model}, vLLM {version}: {word}", plot)
-    sys.stdout.flush()
+    title = f"{meter.server.model}, vLLM {version}: {word}"
+    report(
+        output, meter, maker, run_seed,
+        [p.row() for p in points], {"verdict": word, "alignment": align}, words,
+        lambda path: plots.boundaries(points, title, path),
+        [
+            *([remedy(version)] if word == "AFFECTED" else []),
+            f"{word}: hits are aligned to {align} tokens",
+        ],
+    )  # fmt: skip
     sys.exit(_STATUS[word])
 
 

@@ -8,18 +8,15 @@ runs apart; by default it is the time.
 import click
 
 from offload_parity import cli as scripts
-from offload_parity.probes import gpu_cache
+from offload_parity.probes import gpu_cache, plots
 from offload_parity.probes.command import (
-    about,
     address_options,
     check_length,
-    check_output,
-    heading,
     open_server,
     output_options,
     progress,
+    report,
     run_seed,
-    show,
 )
 
 
@@ -29,9 +26,8 @@ from offload_parity.probes.command import (
 @run_seed(metavar="[RUN_SEED]")
 @output_options
 @address_options
-def cli(address, tokens, prompts, run_seed, as_json, as_csv, plot) -> None:
+def cli(address, tokens, prompts, run_seed, output) -> None:
     """Measure and print."""
-    check_output(as_json, as_csv, plot)
     meter, maker = open_server(address)
     check_length(meter, tokens)
     with progress(2 * prompts, "requests") as bar:
@@ -42,15 +38,12 @@ def cli(address, tokens, prompts, run_seed, as_json, as_csv, plot) -> None:
 
         requests = gpu_cache.run(meter, maker, tokens, prompts, run_seed, done)
     found = gpu_cache.summary(requests, meter.totals())
-    lines = [*heading(meter, maker, run_seed), *gpu_cache.words(found)]
-    lines += meter.warnings()
-    facts = about(meter, maker, run_seed) | {"summary": found}
-    show([r.row() for r in requests], facts, lines, as_json, as_csv)
-    if plot is not None:
-        from offload_parity.probes import plots
-
-        title = f"{meter.server.model}: {prompts} prompts of {tokens:,} tokens"
-        plots.gpu_cache(requests, title, plot)
+    title = f"{meter.server.model}: {prompts} prompts of {tokens:,} tokens"
+    report(
+        output, meter, maker, run_seed,
+        [r.row() for r in requests], {"summary": found}, gpu_cache.words(found),
+        lambda path: plots.gpu_cache(requests, title, path),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

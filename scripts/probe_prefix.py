@@ -8,18 +8,16 @@ with it emptied after each, so that only the host tier can serve.
 import click
 
 from offload_parity import cli as scripts
+from offload_parity.probes import plots
 from offload_parity.probes import prefix as probe
 from offload_parity.probes.command import (
-    about,
     address_options,
     check_length,
-    check_output,
-    heading,
     open_server,
     output_options,
     progress,
+    report,
     run_seed,
-    show,
 )
 
 
@@ -32,24 +30,20 @@ from offload_parity.probes.command import (
 @click.option("--siblings", type=click.IntRange(2), default=4, show_default=True)
 @output_options
 @address_options
-def cli(address, run_seed, prefix, own, siblings, as_json, as_csv, plot) -> None:
+def cli(address, run_seed, prefix, own, siblings, output) -> None:
     """Measure and print."""
-    check_output(as_json, as_csv, plot)
     meter, maker = open_server(address)
     check_length(meter, prefix + own)
     with progress(2 * siblings, "requests") as bar:
         found = probe.run(
             meter, maker, prefix, own, siblings, run_seed, lambda _: bar.update()
         )
-    lines = [*heading(meter, maker, run_seed), *probe.words(found, prefix)]
-    lines += meter.warnings()
-    facts = about(meter, maker, run_seed) | {"prefix": prefix}
-    show([s.row() for s in found], facts, lines, as_json, as_csv)
-    if plot is not None:
-        from offload_parity.probes import plots
-
-        title = f"{meter.server.model}: {prefix:,} shared + {own:,} own tokens"
-        plots.prefix(found, prefix, title, plot)
+    title = f"{meter.server.model}: {prefix:,} shared + {own:,} own tokens"
+    report(
+        output, meter, maker, run_seed,
+        [s.row() for s in found], {"prefix": prefix}, probe.words(found, prefix),
+        lambda path: plots.prefix(found, prefix, title, path),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

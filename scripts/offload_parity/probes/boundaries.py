@@ -223,7 +223,7 @@ def verdict(points: Sequence[Point]) -> tuple[str, list[str]]:
             f"a resend restores less than shorter ones do at {len(less)} of "
             f"{len(judged)} lengths: {_ranges(less, tried)}"
         )
-    if lines and (nothing or less):
+    if nothing or less:
         return "AFFECTED", lines
     lines.append(f"a resend restores what it should at all {len(judged)} lengths")
     return "OK", lines

@@ -7,8 +7,9 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import click
 from tqdm import tqdm
 
 from ..errors import UserError
+from . import plots
 from .meter import Meter
 from .prompts import PromptMaker
 from .server import Address, Server
@@ -89,11 +91,32 @@ _OUTPUT = (
 )
 
 
+@dataclass(frozen=True)
+class Output:
+    """How what was measured is shown: as JSON, CSV or else a table; and the picture."""
+
+    as_json: bool
+    as_csv: bool
+    plot: Path | None
+
+
 def output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``as_json``, ``as_csv`` and ``plot``."""
+    """Give a command the options of an output; it takes an ``Output`` as `output`.
+
+    What cannot be shown is refused before an hour is spent on measuring it.
+    """
+
+    @functools.wraps(command)
+    def wrapped(as_json, as_csv, plot, **rest):
+        if as_json and as_csv:
+            raise click.UsageError("--json and --csv: give one of them")
+        if plot is not None:
+            plots.check(plot)
+        return command(output=Output(as_json, as_csv, plot), **rest)
+
     for option in reversed(_OUTPUT):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped
 
 
 # Otherwise a second run of the same command would find the first one's blocks.
@@ -104,21 +127,6 @@ run_seed = functools.partial(
     default=lambda: int(time.time()),
     required=False,
 )
-
-
-def check_output(as_json: bool, as_csv: bool, plot: Path | None) -> None:
-    """Refuse what cannot be shown before an hour is spent on measuring it.
-
-    Raises:
-        UserError: matplotlib is missing, or the picture's folder.
-    """
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv: give one of them")
-    if plot is None:
-        return
-    from . import plots
-
-    plots.check(plot)
 
 
 def open_server(address: Address) -> tuple[Meter, PromptMaker]:
@@ -156,7 +164,49 @@ def progress(total: int, what: str) -> Iterator[tqdm]:
         yield bar
 
 
-def about(meter: Meter, maker: PromptMaker, seed: object) -> dict[str, Any]:
+def report(
+    output: Output,
+    meter: Meter,
+    maker: PromptMaker,
+    seed: object,
+    rows: list[dict[str, Any]],
+    facts: dict[str, Any],
+    words: list[str],
+    draw: Callable[[Path], None],
+    end: Sequence[str] = (),
+) -> None:
+    """Print the rows and what they say, and draw the picture if one is asked for.
+
+    Args:
+        output: how.
+        meter, maker, seed: what was asked, and of whom.
+        rows: one per request.
+        facts: the summary, for JSON.
+        words: the summary as lines.
+        draw: draws it to a file.
+        end: what is said after everything else.
+    """
+    lines = [_heading(meter, maker, seed), *words, *meter.warnings(), *end]
+    facts = _about(meter, maker, seed) | facts
+    if output.as_json:
+        click.echo(json.dumps({"requests": rows, **facts, "words": lines}, indent=1))
+    elif output.as_csv:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        click.echo(text.getvalue(), nl=False)
+    else:
+        click.echo(table(rows))
+    if not output.as_json:
+        for line in lines:
+            click.echo(line, err=output.as_csv)
+    sys.stdout.flush()
+    if output.plot is not None:
+        draw(output.plot)
+
+
+def _about(meter: Meter, maker: PromptMaker, seed: object) -> dict[str, Any]:
     """What was asked, for JSON."""
     server = meter.server
     return {
@@ -169,49 +219,14 @@ def about(meter: Meter, maker: PromptMaker, seed: object) -> dict[str, Any]:
     }
 
 
-def heading(meter: Meter, maker: PromptMaker, seed: object) -> list[str]:
-    """What was asked, in a line or two."""
+def _heading(meter: Meter, maker: PromptMaker, seed: object) -> str:
+    """What was asked, in a line."""
     server = meter.server
     release = f"vLLM {server.version}" if server.version else "a server of no version"
-    template = maker.template
-    line = (
+    return (
         f"{server.url}: {server.model} on {release}; run seed {seed}; the chat "
-        f"template has {template.overhead} of a prompt's tokens"
+        f"template has {maker.template.overhead} of a prompt's tokens"
     )
-    return [line]
-
-
-def show(
-    rows: list[dict[str, Any]],
-    facts: dict[str, Any],
-    lines: list[str],
-    as_json: bool,
-    as_csv: bool,
-) -> None:
-    """Print the rows and what they say, in the format asked for.
-
-    Args:
-        rows: one per request.
-        facts: the summary, for JSON.
-        lines: the summary in words.
-        as_json, as_csv: the format; otherwise a table.
-    """
-    if as_json:
-        click.echo(json.dumps({"requests": rows, **facts, "words": lines}, indent=1))
-        return
-    if as_csv:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        click.echo(text.getvalue(), nl=False)
-        for line in lines:
-            click.echo(line, err=True)
-        return
-    click.echo(table(rows))
-    for line in lines:
-        click.echo(line)
-    sys.stdout.flush()
 
 
 def table(rows: list[dict[str, Any]]) -> str:
