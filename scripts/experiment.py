@@ -14,6 +14,7 @@ from offload_parity import cli as scripts
 from offload_parity import experiment, sim_server, simulation, unit_env, upstream_tests
 from offload_parity import release as releases
 from offload_parity.experiment import Size
+from offload_parity.files import replace, writable
 from offload_parity.paths import build_root, shown
 from offload_parity.probes import plots
 from offload_parity.simulation import Tree
@@ -34,8 +35,7 @@ from offload_parity.simulation import Tree
 def cli(release, stock, patched, python, quick, no_plots, jobs) -> None:
     """Measure, print the tables and write them; status 1 if a figure is not right."""
     began = time.monotonic()
-    folder = build_root() / "reports"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = writable(build_root() / "reports")
     if not no_plots:
         plots.check(folder / "experiment.png")
     size = experiment.QUICK if quick else Size()
@@ -72,9 +72,9 @@ def cli(release, stock, patched, python, quick, no_plots, jobs) -> None:
             experiment.draw(found, size, folder)
     text = experiment.report(everything, size, (time.monotonic() - began) / 60)
     path = folder / ("probes.md" if quick else "experiment.md")
-    path.write_text(text, encoding="utf-8")
+    replace(path, text.encode())
     rows = [experiment.row(found) for found in everything]
-    path.with_suffix(".json").write_text(json.dumps(rows, indent=1), "utf-8")
+    replace(path.with_suffix(".json"), json.dumps(rows, indent=1).encode())
     click.echo(text.split("\n\n![")[0])
     click.echo(f"\n{shown(path)}")
     findings = [line for found in everything for line in experiment.check(found, size)]
