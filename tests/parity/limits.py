@@ -7,6 +7,7 @@ gone is noticed.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .geometry import (
     MAMBA,
@@ -67,10 +68,11 @@ def _in_larger_chunks(setup: Setup) -> bool:
     return setup.blocks_per_chunk > 1
 
 
-_PARTS = (
-    "the laws count whole blocks, and here the states inside a block are kept under "
-    "keys of their own"
-)
+def _of_both(release: str, *rest: Any) -> tuple[Limit, Limit]:
+    """L6 and L7: what is kept beyond the named tails (L6) is useless, too (L7)."""
+    return Limit(release, "L6", *rest), Limit(release, "L7", *rest)
+
+
 LIMITS = (
     *(
         Limit(
@@ -106,52 +108,37 @@ LIMITS = (
         )
         for law, scenario in (("L1", replay(225)), ("L2", extension(225, 1)))
     ),
-    *(
-        Limit(
-            "0.33.0",
-            law,
-            (MAMBA_MTP.name,),
-            ("gpu", "host", "both"),
-            "of a prompt that ends with a block the GPU keeps one state more, a block "
-            "below, which vLLM's own tests ask for, and hands both over",
-            _case(replay(448), MAMBA_MTP, max_num_batched_tokens=101),
-        )
-        for law in ("L6", "L7")
+    *_of_both(
+        "0.33.0",
+        (MAMBA_MTP.name,),
+        ("gpu", "host", "both"),
+        "of a prompt that ends with a block the GPU keeps one state more, a block "
+        "below, which vLLM's own tests ask for, and hands both over",
+        _case(replay(448), MAMBA_MTP, max_num_batched_tokens=101),
     ),
-    *(
-        Limit(
-            "0.33.0",
-            law,
-            (MAMBA_FINE.name, MAMBA_FINE_MTP.name),
-            ("gpu", "host", "both"),
-            _PARTS,
-            _case(replay(92), MAMBA_FINE),
-        )
-        for law in ("L6", "L7")
+    *_of_both(
+        "0.33.0",
+        (MAMBA_FINE.name, MAMBA_FINE_MTP.name),
+        ("gpu", "host", "both"),
+        "the laws count whole blocks, and here the states inside a block are kept "
+        "under keys of their own",
+        _case(replay(92), MAMBA_FINE),
     ),
-    *(
-        Limit(
-            "0.25.1",
-            law,
-            (WHOLE.name,),
-            ("host", "both"),
-            "its lookup may end a token short of a block, at the prompt's last token, "
-            "so a window of whole blocks is stored with one block more",
-            _case(replay(368), WHOLE),
-        )
-        for law in ("L6", "L7")
+    *_of_both(
+        "0.25.1",
+        (WHOLE.name,),
+        ("host", "both"),
+        "its lookup may end a token short of a block, at the prompt's last token, "
+        "so a window of whole blocks is stored with one block more",
+        _case(replay(368), WHOLE),
     ),
-    *(
-        Limit(
-            "0.25.1",
-            law,
-            (STRADDLING.name,),
-            ("host", "both"),
-            "a hit may end inside a window's block, so no tail can be told apart and "
-            "all of the window's blocks are stored",
-            _case(replay(368), STRADDLING),
-        )
-        for law in ("L6", "L7")
+    *_of_both(
+        "0.25.1",
+        (STRADDLING.name,),
+        ("host", "both"),
+        "a hit may end inside a window's block, so no tail can be told apart and "
+        "all of the window's blocks are stored",
+        _case(replay(368), STRADDLING),
     ),
 )
 
