@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+import fake_server
 import series
+from fake_server import FakeServer
 from offload_parity import build_tree, cli, exporting, release
 
 # A job in the background ignores Ctrl-C, and so would the programs interrupted here.
@@ -256,6 +258,13 @@ def add_release(
         _FACTS.format(version=version, sha256=hashlib.sha256(data).hexdigest())
     )
     (folder / "series").write_text("# in order\n")
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    """A fake vLLM server."""
+    with fake_server.running() as fake:
+        yield fake
 
 
 @pytest.fixture(scope="session")

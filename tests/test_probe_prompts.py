@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts of an exact number of tokens."""
 
-from collections.abc import Iterator
-
 import pytest
 
-import fake_server
 from fake_server import FakeServer
 from offload_parity.errors import UserError
 from offload_parity.probes.prompts import PromptMaker, Template
 from offload_parity.probes.server import Address, Server
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    with fake_server.running() as fake:
-        yield fake
 
 
 def maker_of(fake: FakeServer) -> PromptMaker:

@@ -4,7 +4,6 @@
 import json
 import socket
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,7 +12,6 @@ import make_request
 import probe_boundaries
 import probe_gpu_cache
 import probe_prefix
-from fake_server import FakeServer
 from offload_parity import cli
 from offload_parity.errors import UserError
 from offload_parity.probes import server as server_module
@@ -26,12 +24,6 @@ PROBES = {
     "prefix": (probe_prefix.cli, ("--prefix", "600", "--own", "300")),
     "boundaries": (probe_boundaries.cli, ()),
 }
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    with fake_server.running() as fake:
-        yield fake
 
 
 @pytest.fixture(autouse=True)

@@ -5,28 +5,20 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import fake_server
 import probe_boundaries
 import probe_gpu_cache
 import probe_prefix
-from fake_server import BLOCK_BYTES, FakeServer
+from fake_server import BLOCK_BYTES
 from offload_parity.probes import boundaries, server
 from offload_parity.probes.boundaries import Point, judge, lengths, verdict
 from offload_parity.probes.command import open_server
 from offload_parity.probes.meter import Seen
 from offload_parity.probes.server import Address
 from test_probe_server import run
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    with fake_server.running() as fake:
-        yield fake
 
 
 @pytest.fixture(autouse=True)
