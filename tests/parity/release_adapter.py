@@ -440,6 +440,7 @@ class Parts:
         return {
             "store": (self.connector, "build_connector_meta"),
             "lookup": (self.connector, "get_num_new_matched_tokens"),
+            "load": (self.connector, "update_state_after_alloc"),
             "GPU store": (coordinator, "cache_blocks"),
             "GPU lookup": (coordinator, "find_longest_cache_hit"),
         }

@@ -28,7 +28,8 @@ def test_counts_grow_with_what_is_looked_at():
 def test_each_decision_takes_time_where_it_is_made():
     found = records(count=False)
     for record in found.values():
-        assert set(record["figures"]) == {"store", "lookup", "GPU store", "GPU lookup"}
+        decisions = {"store", "lookup", "load", "GPU store", "GPU lookup"}
+        assert set(record["figures"]) == decisions
         assert all(seconds > 0 for seconds in record["figures"].values())
     local = found[0, "hit on the GPU"]
     assert local["local"] and not local["external"]
