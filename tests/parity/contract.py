@@ -321,7 +321,7 @@ def _stored_for_nothing(
     for number, (one, new) in enumerate(zip(sent, stores.new, strict=False)):
         if strange := stores.strange[number]:
             yield f"send {number} keeps {strange} {what} that are not of its text"
-        named = positions(setup, len(one.tokens), len(one.text), stores.shared[number])
+        named = positions(setup, one, stores.shared[number])
         allowed = set().union(*(tail(setup, place) for place in named))
         extra = sorted(
             (group, i)
@@ -361,7 +361,7 @@ def _judge_useful(case: Case) -> Verdict:
         if not new:
             continue
         held = set(engine.host_keys(one.text))
-        named = positions(setup, len(one.tokens), len(one.text), stores.shared[number])
+        named = positions(setup, one, stores.shared[number])
         useful: set[tuple[int, int]] = set()
         for place, names in sorted(named.items()):
             wanted = tail(setup, place)
@@ -470,8 +470,13 @@ def _judge_mixed(case: Case, ledger: bool) -> list[Verdict]:
         if served == "both":
             hits = [s.hit for s in sent]
             stored = [s.stored_chunks for s in sent]
-    align = case.setup.alignment
-    want = max(last_hits["gpu"], last_hits["host"]) // align * align
+    setup = case.setup
+    ahead = last_hits["host"] - last_hits["gpu"]
+    # vLLM loads nothing where it gains less than a chunk of any group
+    # (OffloadingConnectorScheduler's lookup).
+    loads = ahead >= max(map(setup.chunk, setup.geometry.groups))
+    best = last_hits["host"] if loads else last_hits["gpu"]
+    want = best // setup.alignment * setup.alignment
     mixed = Verdict("L8", case, [], hits, stored, {"checks": 1, **last_hits})
     if last_hits["both"] < want and not words:
         mixed.words.append(

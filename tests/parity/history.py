@@ -280,12 +280,13 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Sent:
-    """One send of a history and what it hit, in tokens."""
+    """One send of a history and what it hit, in tokens; `local`: on the GPU."""
 
     tokens: list[int]
     hit: int
     stored_chunks: int
     output: list[int] = field(default_factory=list)
+    local: int = 0
 
     @property
     def text(self) -> list[int]:
@@ -316,7 +317,13 @@ def play(
                     tokens = earlier.tokens + earlier.output + tokens
                 result = engine.run(tokens, event.max_tokens)
                 sent.append(
-                    Sent(tokens, result.num_hit, result.stored_chunks, result.output)
+                    Sent(
+                        tokens,
+                        result.num_hit,
+                        result.stored_chunks,
+                        result.output,
+                        result.num_local,
+                    )
                 )
                 after(sent[-1])
                 if tier == "host":

@@ -155,19 +155,17 @@ def shows_parting(setup: Setup, shared: int, prompt: int, align: int) -> bool:
     return shared // align < last // align
 
 
-def positions(
-    setup: Setup, prompt: int, text: int, shared: Iterable[int]
-) -> dict[int, set[str]]:
+def positions(setup: Setup, sent: Sent, shared: Iterable[int]) -> dict[int, set[str]]:
     """Where a later request can resume, as the tier counts: position to its names.
 
     Where both tiers serve, as the host counts.
 
     Args:
         setup: sparse retention.
-        prompt: tokens of the request's prompt.
-        text: the same with the decoded ones that were computed.
+        sent: the request.
         shared: tokens that it shares with earlier texts it parted from.
     """
+    prompt, text = len(sent.tokens), len(sent.text)
     on_gpu = setup.tier == "gpu"
     align = setup.alignment if on_gpu else setup.host_alignment
     peek = setup.peek
@@ -191,6 +189,9 @@ def positions(
             name("junction", junction)
             if peek:
                 name("junction", junction - align)
+    if not on_gpu and sent.local % align == 0:
+        # Its siblings may resume there, when the GPU has forgotten it.
+        name("resumed", sent.local)
     if on_gpu or not dict(setup.options).get("offload_prompt_only"):
         name("turn", prompt)
         if text > prompt:

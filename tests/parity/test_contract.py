@@ -93,7 +93,7 @@ def test_a_turn_is_owed_the_boundary_of_the_prompt():
 
 def test_the_positions_of_a_prompt():
     setup = Setup(SMALL, 0, "host")
-    assert positions(setup, 355, 355, [200]) == {
+    assert positions(setup, Sent([0] * 355, 0, 0), [200]) == {
         288: {"edit"},
         320: {"extension", "resend"},
         352: {"turn"},
@@ -102,11 +102,20 @@ def test_the_positions_of_a_prompt():
     }
     prompts_only = (("offload_prompt_only", True),)
     sparse = Setup(SMALL_NO_EAGLE, 256, "host", options=prompts_only)
-    assert positions(sparse, 352, 352, []) == {
+    assert positions(sparse, Sent([0] * 352, 0, 0), []) == {
         352: {"extension"},
         320: {"resend"},
         256: {"segment"},
     }
+
+
+def test_where_the_gpu_let_a_request_resume_the_host_keeps_a_position():
+    both = Setup(SMALL, 256, "both")
+    for local, resumed in ((128, {128: {"resumed"}}), (132, {}), (0, {})):
+        assert positions(both, Sent([0] * 168, local, 0, local=local), []) == {
+            160: {"extension", "resend", "turn"},
+            **resumed,
+        }
 
 
 def test_a_tail_is_what_a_window_needs_and_the_peek_block():
