@@ -122,9 +122,14 @@ def _apply_checkout(path: str, version: str | None) -> None:
             f"{repo.path}"
         )
         return
-    since = f"base {standing.base[:12]}" if standing.base else "as RELEASE= says"
+    if standing.base:
+        what = f"to vLLM {wanted.version}"
+        since = f"base {standing.base[:12]}"
+    else:
+        what = f"for vLLM {wanted.version}"
+        since = "as RELEASE= says" if version else "no release's commit; all fit"
     click.echo(
-        f"Applied {_count(series)} to vLLM {wanted.version} in {repo.path} ({since}, "
+        f"Applied {_count(series)} {what} in {repo.path} ({since}, "
         f"new branch {wanted.branch})"
     )
     _titles(series)
@@ -207,7 +212,11 @@ def _status_checkout(path: str, version: str | None) -> bool:
     repo = checkout.open_checkout(Path(path))
     standing = checkout.examine(repo, version)
     drifted = checkout.drifted(repo, standing.series)
-    known = standing.base and f"at or after {standing.base[:12]}"
+    known = standing.base and (
+        f"applied at {standing.base[:12]}, no release's commit"
+        if standing.ours
+        else f"at or after {standing.base[:12]}"
+    )
     click.echo(
         f"vLLM {standing.series.release.version} ({known or 'as RELEASE= says'}) in "
         f"{repo.path}, on {repo.branch() or 'no branch'}"

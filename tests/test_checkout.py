@@ -28,6 +28,7 @@ from conftest import (
     text,
     write,
 )
+from offload_parity import build_tree, exporting, release
 
 Clone = Callable[..., Path]
 BRANCH = f"offload-parity/{NEW}"
@@ -431,24 +432,70 @@ def test_untracked_file_where_the_series_adds_one(
     assert f"file {REACH} that git does not know" in err
 
 
-def test_unsupported_release(world: World, clone: Clone, unchanged) -> None:
+def test_commit_between_releases_that_no_series_fits(
+    world: World, clone: Clone, unchanged
+) -> None:
     tree = clone()
     git(tree, "switch", "-q", "--detach", "HEAD~1")
     unchanged(tree)
     err = world.refused("apply", "--vllm", tree)
-    assert f"supported are {NEW}, {OLD}; the nearest is {NEW}, " in err
-    assert "3 of 4 places" in err and f"RELEASE={NEW}" in err
+    assert f"supported are {NEW}, {OLD}; the nearest is {NEW}, 3 of 4 places" in err
+    (patch,) = (world.patches / NEW).glob("0001-*")
+    assert f"conflicts with {patch.name} at {MASK}, hunk 1 of 1 (lines 7-13)" in err
+    err = world.refused("status", "--vllm", tree)
+    assert "3 of 4 places" in err and "make apply VLLM= tries each series" in err
 
 
-def test_release_by_hand(world: World, clone: Clone, unchanged) -> None:
-    """RELEASE= overrides: what fits is applied, what does not is a conflict."""
-    tree = clone()
-    git(tree, "checkout", "-q", "--orphan", "squashed")
-    (tree / MASK).write_text(text("mask", {58: "other = 58"}))
-    git(tree, "commit", "-q", "-a", "-m", "One commit of a fork")
-    assert "no supported release" in world.refused("apply", "--vllm", tree)
-    world.good("apply", "--vllm", tree, "--release", NEW)
-    assert subjects(tree, "squashed") == list(TITLES)
+def fork(folder: Path, version: str, changes: dict[int, str]) -> Path:
+    """A checkout with one commit, which has a release's files but for some lines."""
+    write(folder, stock_files(version) | {MASK: text("mask", changes)})
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "One commit of a fork")
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{58: "other = 58"}, {12: "mine", 28: "mine"}])
+def test_commit_between_releases(world: World, tmp_path: Path, changes: dict) -> None:
+    """Lines beside the patches changed, too, and the release's files are not there."""
+    tree = fork(tmp_path / "fork", NEW, changes)
+    before = files_of(tree)
+    out = world.good("apply", "--vllm", tree)
+    assert f"Applied 4 patches for vLLM {NEW} in " in out
+    assert "no release's commit; all fit" in out
+    assert subjects(tree, "main") == list(TITLES)
+    patched = changes | {10: "one_mask = 10", 30: "from_reach = 30"}
+    assert (tree / MASK).read_text() == text("mask", patched)
+    out = world.good("status", "--vllm", tree)
+    assert "no release's commit" in out and out.count("  applied  0") == 4
+    assert "Already applied" in world.good("apply", "--vllm", tree)
+    assert world.good("unapply", "--vllm", tree)
+    assert files_of(tree) == before
+
+
+def test_series_that_fits_is_taken(world: World, tmp_path: Path) -> None:
+    """The newest series is nearest and does not apply as a whole."""
+    newest = release.get(NEW)
+    built = build_tree.ensure_patched(newest)
+    lines = {10: "one_mask = 10", 30: "from_reach = 30", 40: "more = 40"}
+    commit(built, "[Core] One more", {MASK: text("mask", lines)})
+    exporting.export(newest)
+    changes = {40: "only_in_the_old_release = 1", 58: "other = 58"}
+    tree = fork(tmp_path / "fork", OLD, changes)
+    out = world.good("apply", "--vllm", tree)
+    assert f"Applied 4 patches for vLLM {OLD} in " in out
+    assert git(tree, "branch", "--show-current") == f"offload-parity/{OLD}"
+    world.good("unapply", "--vllm", tree)
+    err = world.refused("apply", "--vllm", tree, "--release", NEW)
+    assert "conflicts with 0005-" in err and "(lines 37-43)" in err
+
+
+def test_release_by_hand(world: World, tmp_path: Path, unchanged) -> None:
+    """RELEASE= overrides what would be taken."""
+    tree = fork(tmp_path / "fork", NEW, {58: "other = 58"})
+    out = world.good("apply", "--vllm", tree, "--release", OLD)
+    assert f"Applied 4 patches for vLLM {OLD} in " in out and "RELEASE= says" in out
+    assert subjects(tree, "main") == list(TITLES)
     world.good("unapply", "--vllm", tree)
     unchanged(tree)
     world.refused("apply", "--vllm", tree, "--release", "1.2.3")

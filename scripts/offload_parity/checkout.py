@@ -7,16 +7,17 @@ switch to the new branch, once everything has applied.
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from . import git, patches, release
+from . import build_tree, git, index, patches, release
 from .build_tree import WHO
 from .errors import UserError
-from .files import folder_lock
-from .paths import expanded
+from .files import folder_lock, lock
+from .paths import build_root, expanded
 from .release import Release
 from .signals import uninterrupted
 
@@ -29,12 +30,14 @@ class Standing:
     """How far a checkout has a series.
 
     ``base`` is the commit at which the files are those of the release, None if there
-    is none. ``applied`` has one entry per patch.
+    is none. ``applied`` has one entry per patch. ``ours``: no release was recognised,
+    but the branch that ``apply`` made.
     """
 
     series: patches.Series
     base: str | None
     applied: tuple[bool, ...]
+    ours: bool = False
 
     @property
     def full(self) -> bool:
@@ -96,23 +99,63 @@ def examine(repo: git.Repo, version: str | None) -> Standing:
     """Recognise the release that a checkout is at and how far it has the series.
 
     The release is the one whose files an ancestor of HEAD has, whatever the commits
-    on top of it did. ``version`` overrides that.
+    on top of it did; else the one whose series ``apply`` put there. ``version``
+    overrides that.
 
     Raises:
         UserError: no supported release is recognised.
     """
-    if version:
-        candidates = (patches.read_series(release.get(version)),)
-    else:
-        candidates = tuple(patches.read_series(r) for r in release.supported())
+    candidates = _candidates(version)
+    if standing := _examine(repo, candidates):
+        return standing
+    if version is None:
+        raise UserError(
+            f"{_unrecognised(repo, candidates)}; make apply VLLM= tries each series"
+        )
+    return Standing(candidates[0], None, _applied(repo, candidates[0], None))
+
+
+def _candidates(version: str | None) -> tuple[patches.Series, ...]:
+    """The series that may be meant, the newest release's first."""
+    wanted = (release.get(version),) if version else release.supported()
+    candidates = tuple(patches.read_series(each) for each in wanted)
     candidates = tuple(series for series in candidates if series.patches)
     if not candidates:
         raise UserError("the series has no patches yet: nothing to apply")
-    found = _recognise(repo, candidates)
-    if found is None and version is None:
-        raise UserError(_unrecognised(repo, candidates))
-    series, base = found or (candidates[0], None)
-    return Standing(series, base, _applied(repo, series, base))
+    return candidates
+
+
+def _examine(repo: git.Repo, candidates: tuple[patches.Series, ...]) -> Standing | None:
+    """The standing to a release that is recognised, None if none is."""
+    if found := _recognise(repo, candidates):
+        series, base = found
+        return Standing(series, base, _applied(repo, series, base))
+    return _on_our_branch(repo, candidates)
+
+
+def _on_our_branch(
+    repo: git.Repo, candidates: tuple[patches.Series, ...]
+) -> Standing | None:
+    """The series whose branch is checked out, as ``apply`` left it or with more."""
+    for series in candidates:
+        branch = series.release.branch
+        tip = _setting(repo, branch, "Tip")
+        if (
+            repo.branch() == branch
+            and repo.commit_id(tip)
+            and repo.ok("merge-base", "--is-ancestor", tip, "HEAD")
+        ):
+            start = _setting(repo, branch, "Start")
+            return Standing(series, start, (True,) * len(series.patches), ours=True)
+    return None
+
+
+def _setting(repo: git.Repo, branch: str, name: str) -> str:
+    """What ``apply`` noted of its branch, empty if nothing."""
+    done = repo.run(
+        "config", "--get", f"branch.{branch}.offloadParity{name}", check=False
+    )
+    return done.stdout.decode().strip()
 
 
 def apply(repo: git.Repo, version: str | None) -> tuple[Standing, bool]:
@@ -131,20 +174,61 @@ def _apply(repo: git.Repo, version: str | None) -> tuple[Standing, bool]:
         raise UserError(
             f"{repo.path}: another {what} is in progress; finish or abort it first"
         )
-    standing = examine(repo, version)
-    wanted = standing.series.release
-    if standing.full:
+    candidates = _candidates(version)
+    standing = _examine(repo, candidates)
+    if standing is None:
+        # A commit between releases: the series that fits best is tried first.
+        todo = sorted(
+            candidates, key=lambda series: _fit(repo, series).share, reverse=True
+        )
+        standings = [Standing(s, None, _applied(repo, s, None)) for s in todo]
+    elif standing.full:
         return standing, False
+    else:
+        standings = [standing]
+    if changed := repo.changes(untracked=False):
+        raise UserError(
+            f"{repo.path} has uncommitted changes, such as {changed[0]}: commit or "
+            "stash them first"
+        )
+    start = repo.commit_id("HEAD")
+    known = repo.ok("-c", "user.useConfigOnly=true", "var", "GIT_COMMITTER_IDENT")
+    worker = git.Repo(repo.path, who=None if known else WHO)
+    faults: list[str] = []
+    with worker.worktree(start) as work:
+        for one in standings:
+            try:
+                _refuse(repo, one)
+                if one.base is None:
+                    git.add_blobs(repo, _known_contents(repo, one.series))
+                for patch in one.series.patches:
+                    _am(repo, work, patch, one.series.release)
+                tip = work.commit_id("HEAD")
+                break
+            except UserError as error:
+                faults.append(str(error))
+                work.run("am", "--abort", check=False)
+                work.run("reset", "-q", "--hard", start)
+        else:
+            if len(standings) == 1:
+                raise UserError(faults[0])
+            raise UserError(
+                f"{_unrecognised(repo, candidates)}; no series applies as a whole: "
+                f"{faults[0]}"
+            )
+    with uninterrupted():
+        _switch(repo, one.series.release.branch, start, tip)
+    return one, True
+
+
+def _refuse(repo: git.Repo, standing: Standing) -> None:
+    """Refuse what is in the way of a series that is to be applied."""
+    wanted = standing.series.release
     if standing.partly:
         raise UserError(
             f"{repo.path} has part of the series for {wanted.version}: applied "
             f"{standing.named(True)}; missing {standing.named(False)}; go back to a "
             "commit without them first"
-        )
-    if changed := repo.changes(untracked=False):
-        raise UserError(
-            f"{repo.path} has uncommitted changes, such as {changed[0]}: commit or "
-            "stash them first"
         )
     if repo.commit_id(f"refs/heads/{wanted.branch}"):
         raise UserError(
@@ -158,16 +242,31 @@ def _apply(repo: git.Repo, version: str | None) -> tuple[Standing, bool]:
                 f"{repo.path} has a file {path} that git does not know and the series "
                 "adds: move it away first"
             )
-    start = repo.commit_id("HEAD")
-    known = repo.ok("-c", "user.useConfigOnly=true", "var", "GIT_COMMITTER_IDENT")
-    worker = git.Repo(repo.path, who=None if known else WHO)
-    with worker.worktree(start) as work:
-        for patch in standing.series.patches:
-            _am(repo, work, patch, wanted)
-        tip = work.commit_id("HEAD")
-    with uninterrupted():
-        _switch(repo, wanted.branch, start, tip)
-    return standing, True
+
+
+def _known_contents(repo: git.Repo, series: patches.Series) -> Iterator[bytes]:
+    """What a three-way merge of the series needs of its release's files.
+
+    They come from the checkout's history, or from the release if that is built or in
+    the cache; nothing is downloaded for it.
+    """
+    first = {path: chain[0] for path, chain in series.chains().items()}
+    built: list[git.Repo] = []
+
+    def read(path: str) -> bytes | None:
+        if first[path] is None:
+            return None
+        done = repo.run("cat-file", "blob", first[path], check=False)
+        if not done.returncode:
+            return done.stdout
+        if not built and (
+            build_tree.existing(series.release) or index.cached(series.release)
+        ):
+            with lock(build_root() / ".lock"):
+                built.append(build_tree.ensure_base(series.release))
+        return built[0].content(build_tree.BASE, path) if built else None
+
+    return patches.contents(series, read)
 
 
 def unapply(repo: git.Repo, version: str | None) -> tuple[str, str]:
@@ -269,27 +368,41 @@ def _patch_id(repo: git.Repo, patch: bytes) -> str:
     return repo.out("patch-id", "--stable", stdin=patch).split()[0]
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """How many of the places that a series changes are as they are in its release."""
+
+    series: patches.Series
+    found: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return self.found / max(self.total, 1)
+
+
+def _fit(repo: git.Repo, series: patches.Series) -> _Fit:
+    seen: set[str] = set()
+    found = total = 0
+    for patch in series.patches:
+        # Later patches start from what earlier ones leave.
+        first = tuple(file for file in patch.files if file.path not in seen)
+        seen.update(file.path for file in patch.files)
+        hits, of = patches.fit(first, partial(repo.content, "HEAD"))
+        found, total = found + hits, total + of
+    return _Fit(series, found, total)
+
+
 def _unrecognised(repo: git.Repo, candidates: tuple[patches.Series, ...]) -> str:
     """The refusal of a checkout that is at no supported release."""
-    fits = []
-    for series in candidates:
-        seen: set[str] = set()
-        found = total = 0
-        for patch in series.patches:
-            # Later patches start from what earlier ones leave.
-            first = tuple(file for file in patch.files if file.path not in seen)
-            seen.update(file.path for file in patch.files)
-            hits, of = patches.fit(first, partial(repo.content, "HEAD"))
-            found, total = found + hits, total + of
-        fits.append((found / max(total, 1), found, total, series.release))
-    _, found, total, near = max(fits, key=lambda fit: fit[0])
+    best = max((_fit(repo, s) for s in candidates), key=lambda fit: fit.share)
+    near = best.series.release
     tag = repo.run("describe", "--tags", "--abbrev=0", check=False).stdout.decode()
     after = f" (its last tag is {tag.strip()})" if tag.strip() else ""
     return (
         f"{repo.path} is at no supported release{after}: supported are "
         f"{release.names(tuple(series.release for series in candidates))}; the nearest "
-        f"is {near.version}, {found} of {total} places to change are as there; check "
-        f"that one out, or try with RELEASE={near.version}"
+        f"is {near.version}, {best.found} of {best.total} places to change are as there"
     )
 
 
@@ -300,11 +413,8 @@ def _am(repo: git.Repo, work: git.Repo, patch: patches.Patch, wanted: Release) -
     old = work.blobs("HEAD", paths)
     done = git.am(work, patch.path)
     if done.returncode:
-        unmerged = work.out(
-            "diff", "--name-only", "--diff-filter=U", "-z", *git.DIFF
-        ).split("\0")
         where = patches.conflict(
-            patch, partial(work.content, "HEAD"), [path for path in unmerged if path]
+            patch, partial(work.content, "HEAD"), git.unmerged(work)
         )
         fault = (done.stderr or done.stdout).decode(errors="replace").strip()
         raise UserError(

@@ -262,6 +262,18 @@ class Repo:
                     self.run("worktree", "remove", "--force", str(path), check=False)
 
 
+def add_blobs(repo: Repo, contents: Iterable[bytes]) -> None:
+    """Make the contents of files known to a repository, in no commit."""
+    for data in contents:
+        repo.run("hash-object", "-w", "--no-filters", "--stdin", stdin=data)
+
+
+def unmerged(tree: Repo) -> list[str]:
+    """The files that a merge left in conflict."""
+    listing = tree.out("diff", "--name-only", "--diff-filter=U", "-z", *DIFF)
+    return [path for path in listing.split("\0") if path]
+
+
 def am(tree: Repo, patch: Path) -> subprocess.CompletedProcess[bytes]:
     """Apply one mail-format patch as a commit whose id depends on nothing else.
 

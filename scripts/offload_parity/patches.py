@@ -6,7 +6,7 @@ look at one line number only, ignore line ends, and write as they go.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email import policy
 from email.parser import BytesParser
@@ -269,6 +269,25 @@ def apply_file(data: bytes | None, file: FileChange) -> bytes | None:
             raise HunkMismatch(1)
         return None
     return result
+
+
+def contents(series: Series, read: Callable[[str], bytes | None]) -> Iterator[bytes]:
+    """What the series' files hold before each patch, which a three-way merge needs.
+
+    ``read`` returns a file's content before the series. A file that is not the one the
+    series starts from is left out.
+    """
+    files: dict[str, bytes | None] = {}
+    for patch in series.patches:
+        for file in patch.files:
+            if file.path not in files:
+                files[file.path] = read(file.path)
+            data = files[file.path]
+            if blob_id(data) != file.old_blob:
+                continue
+            if data is not None:
+                yield data
+            files[file.path] = apply_file(data, file)
 
 
 def conflict(
