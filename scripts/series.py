@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch, apply, edit and export the patch series. The Makefile calls this."""
+"""Fetch, apply, edit, export and compare the series. The Makefile calls this."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from offload_parity import (
     index,
     installed,
     patches,
+    range_diff,
 )
 from offload_parity import cli as scripts
 from offload_parity import release as releases
@@ -288,6 +289,25 @@ def check(release: str | None) -> None:
     for fault in faults:
         click.echo(f"error: {fault}", err=True)
     sys.exit(1 if faults else 0)
+
+
+@cli.command("range-diff")
+@click.option("--a", "first", default="", help="A release.")
+@click.option("--b", "second", default="", help="Another one.")
+def range_diff_command(first: str, second: str) -> None:
+    """Show how the series of two releases differ, patch by patch."""
+    for name, value in (("A", first), ("B", second)):
+        if not value.strip():
+            raise UserError(
+                f"{name}= is missing: make range-diff A=<release> B=<another one>"
+            )
+    one, other = releases.get(first), releases.get(second)
+    text = range_diff.compare(one, other, color=sys.stdout.isatty())
+    click.echo(
+        f"{shown(one.folder)} against {shown(other.folder)}: = the same, ! changed, "
+        f"< only for {one.version}, > only for {other.version}"
+    )
+    click.echo(text)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from conftest import MASK, NEW, ROOT, World, git
 
 TARGETS = (
     *("help", "apply", "fetch", "status", "unapply", "edit", "export", "check"),
+    "range-diff",
     *("test", "proof", "lint", "parity", "fuzz", "sweep", "bench", "mutants"),
     *("probe", "serve-sim", "experiment", "clean", "distclean"),
 )
@@ -112,6 +113,9 @@ def test_settings_of_python_do_not_reach_the_tools(
         (("fetch", "VLLM=x"), "make fetch takes no VLLM="),
         (("check", "PYTHON=x"), "make check takes no PYTHON="),
         (("probe", "URL=http://127.0.0.1:1"), "http://127.0.0.1:1: no connection"),
+        (("range-diff", f"A={NEW}"), "B= is missing"),
+        (("range-diff", f"A={NEW}", f"B={NEW}"), "A= and B= are both 9.9.0"),
+        (("range-diff", f"A={NEW}", "B=1.2.3"), "vLLM 1.2.3 is not supported"),
         (("serve-sim", "STOCK=maybe"), "STOCK=maybe: give STOCK=1 or leave it out"),
         (("serve-sim", "PROFILE=gpt-2", "MTP=1", "PORT=9"), "'gpt-2' is not one of"),
     ],
