@@ -21,17 +21,17 @@ option = $(if $(filter command,$(firstword $(origin $(2)))),--$(1)=$(call quoted
 RELEASE_ARG = $(call option,release,RELEASE)
 # Exporting them would expand what is written in them.
 unexport RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
-	A B
+	FROM TO BACK A B
 # A misspelt variable would have no effect and nobody would notice.
 KNOWN := RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
-	A B HOST_PYTHON
+	FROM TO BACK A B HOST_PYTHON
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
 unknown := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(given)))
 $(if $(unknown),$(error unknown variable $(unknown)=; known: $(KNOWN)))
 takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$(error make $@ takes no $(v)=: leave it out))
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
-.PHONY: help apply fetch status unapply edit export check range-diff \
+.PHONY: help apply fetch status unapply edit export check port range-diff \
 	test proof lint parity fuzz sweep bench mutants \
 	probe serve-sim experiment \
 	clean distclean
@@ -55,7 +55,16 @@ unapply: $(TOOLS)/.ready ## Take the series back: built tree, VLLM= or PYTHON=
 edit: $(TOOLS)/.ready ## Show where to edit a series as commits
 	$(SERIES) edit $(ARGS)
 
-exrange-diff: $(TOOLS)/.ready ## Show how two series differ: A=0.33.0 B=0.25.1
+export: $(TOOLS)/.ready ## Write the commits back to patches/<release>
+	$(SERIES) export $(ARGS)
+
+check: $(TOOLS)/.ready ## Check that patches/ and the series files agree
+	$(SERIES) check $(ARGS)
+
+port: $(TOOLS)/.ready ## Carry a series to another release: FROM=0.33.0 TO=0.34.0
+	$(call takes,FROM TO BACK)$(RUN) scripts/port.py $(call option,from,FROM) $(call option,to,TO) $(call option,back,BACK)
+
+range-diff: $(TOOLS)/.ready ## Show how two series differ: A=0.33.0 B=0.25.1
 	$(call takes,A B)$(SERIES) range-diff $(call option,a,A) $(call option,b,B)
 
 test: $(PLOTS) ## Run vLLM's own tests and this project's on each release

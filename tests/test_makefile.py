@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import MASK, NEW, ROOT, World, git
+from conftest import MASK, NEW, OLD, ROOT, World, git
 
 TARGETS = (
     *("help", "apply", "fetch", "status", "unapply", "edit", "export", "check"),
-    "range-diff",
+    *("port", "range-diff"),
     *("test", "proof", "lint", "parity", "fuzz", "sweep", "bench", "mutants"),
     *("probe", "serve-sim", "experiment", "clean", "distclean"),
 )
@@ -113,6 +113,12 @@ def test_settings_of_python_do_not_reach_the_tools(
         (("fetch", "VLLM=x"), "make fetch takes no VLLM="),
         (("check", "PYTHON=x"), "make check takes no PYTHON="),
         (("probe", "URL=http://127.0.0.1:1"), "http://127.0.0.1:1: no connection"),
+        (("port", "FROM=1.2.3", "TO=9.9.9"), "vLLM 1.2.3 is not supported"),
+        (("port", f"FROM={NEW}"), "TO= is missing: make port FROM="),
+        (("port", f"FROM={NEW}", "TO=newest"), "TO=newest is no version"),
+        (("port", f"FROM={NEW}", f"TO={NEW}"), "are both 9.9.0"),
+        (("port", f"FROM={NEW}", f"TO={OLD}"), "give BACK=1"),
+        (("port", f"FROM={OLD}", "TO=9.8.1"), "cannot find vllm-9.8.1.tar.gz"),
         (("range-diff", f"A={NEW}"), "B= is missing"),
         (("range-diff", f"A={NEW}", f"B={NEW}"), "A= and B= are both 9.9.0"),
         (("range-diff", f"A={NEW}", "B=1.2.3"), "vLLM 1.2.3 is not supported"),

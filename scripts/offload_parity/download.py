@@ -99,16 +99,42 @@ def pip_settings() -> PipSettings:
     )
 
 
+def find_digest(name: str) -> str:
+    """The sha256 that the first place which has the file ``name`` states for it.
+
+    Raises:
+        UserError: none has it, states a digest, or can be reached.
+    """
+    settings = pip_settings()
+    faults = []
+    with PyPISimple(session=_session(settings)) as client:
+        for place, is_index in _places(settings):
+            try:
+                package = _find(client, settings, place, is_index, name)
+            except (requests.RequestException, UnsupportedContentTypeError) as error:
+                faults.append(f"{_public(place)}: {_reason(error)}")
+                continue
+            if package is None:
+                faults.append(f"{_public(place)} does not have it")
+            elif digest := (package.digests or {}).get("sha256"):
+                return digest
+            elif (local := _local(package.url)) and local.is_file():
+                return sha256(local)
+            else:
+                faults.append(f"{_public(place)} states no sha256 for it")
+    raise UserError(
+        f"cannot find {name}: {'; '.join(faults) or 'pip has no index'}. Check the "
+        "version, the network and pip's settings (python -m pip config list)"
+    )
+
+
 def download(release: Release, folder: Path) -> Path:
     """Download the sdist into ``folder``; the first place that has the right one."""
     settings = pip_settings()
     target = folder / release.sdist_name
     faults = []
     with PyPISimple(session=_session(settings)) as client:
-        for place, is_index in (
-            *((place, False) for place in settings.find_links),
-            *((place, True) for place in settings.indexes),
-        ):
+        for place, is_index in _places(settings):
             try:
                 package = _find(client, settings, place, is_index, release.sdist_name)
                 if package is None:
@@ -130,6 +156,14 @@ def download(release: Release, folder: Path) -> Path:
         " Check the network and pip's settings (python -m pip config list), or put the "
         f"file into {cache_folder()}"
     )
+
+
+def _places(settings: PipSettings) -> Iterator[tuple[str, bool]]:
+    """Where to look, in order, and whether it is an index."""
+    for place in settings.find_links:
+        yield place, False
+    for place in settings.indexes:
+        yield place, True
 
 
 def _find(
