@@ -10,6 +10,10 @@ from .files import lock
 from .paths import build_root, shown
 from .release import Release
 
+# Two releases' patches of one purpose differ in more lines than git expects of two
+# versions of a patch (60); with more than this, patches of different purposes pair.
+_LIKE = 90
+
 
 def compare(first: Release, second: Release, *, color: bool = False) -> str:
     """What ``git range-diff`` says of the two series as commits.
@@ -35,7 +39,10 @@ def compare(first: Release, second: Release, *, color: bool = False) -> str:
         alternates.parent.mkdir(exist_ok=True)
         alternates.write_text("".join(f"{store}\n" for store in stores))
         return both.out(
-            "range-diff", "--color=always" if color else "--no-color", *ranges
+            "range-diff",
+            f"--creation-factor={_LIKE}",
+            "--color=always" if color else "--no-color",
+            *ranges,
         )
 
 
