@@ -21,10 +21,10 @@ option = $(if $(filter command,$(firstword $(origin $(2)))),--$(1)=$(call quoted
 RELEASE_ARG = $(call option,release,RELEASE)
 # Exporting them would expand what is written in them.
 unexport RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
-	FROM TO BACK A B
+	FROM TO BACK A B TABLE
 # A misspelt variable would have no effect and nobody would notice.
 KNOWN := RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
-	FROM TO BACK A B HOST_PYTHON
+	FROM TO BACK A B TABLE HOST_PYTHON
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
 unknown := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(given)))
 $(if $(unknown),$(error unknown variable $(unknown)=; known: $(KNOWN)))
@@ -32,7 +32,7 @@ takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check port range-diff \
-	test proof lint parity fuzz sweep bench mutants \
+	test proof lint parity fuzz sweep bench mutants matrix \
 	probe serve-sim experiment \
 	clean distclean
 
@@ -90,6 +90,9 @@ bench: $(TOOLS)/.ready ## Measure what the host tier costs, stock and patched
 
 mutants: $(TOOLS)/.ready ## Plant defects in the patched trees: each must break a law
 	$(call takes,RELEASE)$(RUN) scripts/mutants.py $(RELEASE_ARG)
+
+matrix: $(TOOLS)/.ready ## Measure what holds on each release, for README's table; TABLE=1: write that alone
+	$(call takes,RELEASE TABLE)$(RUN) scripts/matrix.py $(RELEASE_ARG) $(call option,table,TABLE)
 
 probe: $(TOOLS)/.ready ## Does offload restore on your server? URL=http://localhost:8000
 	$(call takes,URL)$(RUN) scripts/probe_boundaries.py $(call option,url,URL)

@@ -41,12 +41,19 @@ def cli() -> None:
 @click.option(
     "--each-commit", is_flag=True, help="Run vLLM's tests after every patch as well."
 )
-def test(release: str | None, jobs: int, each_commit: bool) -> None:
-    """Run everything: the series, vLLM's tests, the proofs, this project's tests."""
+@click.option("--all", "every", is_flag=True, help="Every release in full.")
+def test(release: str | None, jobs: int, each_commit: bool, every: bool) -> None:
+    """Run everything: the series, vLLM's tests, the proofs, this project's tests.
+
+    Without a release, the newest and the oldest in full; of the others that the series
+    applies and that its row of the matrix is its own.
+    """
     wanted = releases.chosen(release)
+    full = wanted if release or every else in_full(wanted)
     report = Report()
     for each in wanted:
         report.run(f"vLLM {each.version}", "series", steps.series(each))
+        report.run(f"vLLM {each.version}", "matrix", steps.matrix_row(each))
     env: list[UnitEnv] = []
 
     def environment(_: Progress) -> Result:
@@ -54,13 +61,23 @@ def test(release: str | None, jobs: int, each_commit: bool) -> None:
         return Result(True, shown(env[0].root))
 
     report.run("environment", "virtual environment", environment)
-    for each in wanted:
+    for each in full:
         test_release(report, each, env[0] if env else None, jobs, each_commit)
     own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     own += ["-n", str(jobs), "--dist", "worksteal"]
     log = build_root() / "reports" / "own-tests.log"
     report.run("this project", "own tests", steps.command(own, log))
+    if rest := tuple(each for each in wanted if each not in full):
+        click.echo(
+            f"\nOnly the series and the row of the matrix: {releases.names(rest)}. "
+            f"In full: make test RELEASE={rest[0].version}"
+        )
     finish(report)
+
+
+def in_full(wanted: tuple[Release, ...]) -> tuple[Release, ...]:
+    """The newest and the oldest release: what lies between has parts of both."""
+    return wanted[:1] + wanted[1:][-1:]
 
 
 def test_release(
@@ -71,11 +88,12 @@ def test_release(
     if env is None:
         report.skip(group, "vLLM's tests and all others", "there is no environment")
         return
-    runs = []
+    runs, comparisons = [], []
 
     def upstream(progress: Progress) -> Result:
         found, run = upstream_tests.check(release, env, jobs=jobs, progress=progress)
         runs.append(run)
+        comparisons.append(found)
         return steps.describe(found, run.log)
 
     report.run(group, "vLLM's tests", upstream)
@@ -85,6 +103,10 @@ def test_release(
         )
     known = runs[0] if runs else None
     report.run(group, "proof", steps.proof_of(release, env, jobs, known))
+    step = steps.matrix_again(
+        release, env, jobs, comparisons[0] if comparisons else None
+    )
+    report.run(group, "matrix, again", step)
     for kind in ("stock", "patched"):
         step = steps.parity_tests(release, env, jobs, kind)
         report.run(group, f"simulation, {kind}", step)

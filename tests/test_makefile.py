@@ -17,6 +17,7 @@ TARGETS = (
     *("help", "apply", "fetch", "status", "unapply", "edit", "export", "check"),
     *("port", "range-diff"),
     *("test", "proof", "lint", "parity", "fuzz", "sweep", "bench", "mutants"),
+    "matrix",
     *("probe", "serve-sim", "experiment", "clean", "distclean"),
 )
 

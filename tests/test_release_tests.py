@@ -2,13 +2,22 @@
 """The commands that test and lint: what they show and how they end."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import release_tests
-from offload_parity import cli, exporting, proof, series_lint, steps, unit_env
+from offload_parity import (
+    cli,
+    exporting,
+    matrix,
+    proof,
+    series_lint,
+    steps,
+    unit_env,
+)
 from offload_parity import release as releases
 from offload_parity.errors import UserError
 from offload_parity.proof import Finding, Proof, Row
@@ -119,3 +128,48 @@ def test_series_that_is_broken_does_not_hide_the_rest(fake, monkeypatch) -> None
     assert "series lists 0001-x.patch" in done.output
     assert "not run: there is no environment" in done.output
     assert "5 passed" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "full"),
+    [
+        ([], ["3.0", "1.0"]),
+        (["--all"], ["3.0", "2.1", "2.0", "1.0"]),
+        (["--release", "2.0"], ["2.0"]),
+    ],
+)
+def test_the_newest_and_the_oldest_release_in_full(
+    fake, monkeypatch, words: list[str], full: list[str]
+) -> None:
+    """Of the others the cheap steps."""
+    one = releases.default()
+    known = tuple(replace(one, version=v) for v in ("3.0", "2.1", "2.0", "1.0"))
+    tested, rows = [], []
+    monkeypatch.setattr(releases, "supported", lambda: known)
+    monkeypatch.setattr(steps, "command", lambda *_: lambda _: Result(True, ""))
+    monkeypatch.setattr(
+        release_tests,
+        "test_release",
+        lambda _, each, *more: tested.append(each.version),
+    )
+    monkeypatch.setattr(matrix, "stale", lambda each: rows.append(each.version))
+    done = CliRunner().invoke(release_tests.cli, ["test", *words])
+    assert done.exit_code == 0, done.output
+    assert tested == full
+    assert rows == ([r.version for r in known] if "--release" not in words else full)
+    said = "Only the series and the row of the matrix: 2.1, 2.0. In full: make test "
+    assert (said in done.output) == (not words)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_no_release_is_tested_twice(count: int) -> None:
+    known = (releases.default(),) * count
+    assert len(release_tests.in_full(known)) == min(count, 2)
+
+
+def test_a_row_of_another_series_fails(fake, monkeypatch, capsys) -> None:
+    why = "patches/0.33.0/matrix.json is missing: run make matrix RELEASE=0.33.0"
+    monkeypatch.setattr(matrix, "stale", lambda _: why)
+    report = Report()
+    report.run("vLLM 0.33.0", "matrix", steps.matrix_row(releases.default()))
+    assert not report.ok and why in capsys.readouterr().out

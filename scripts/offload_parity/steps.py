@@ -8,6 +8,7 @@ from pathlib import Path
 
 from . import (
     exporting,
+    matrix,
     patches,
     proof,
     series_lint,
@@ -32,6 +33,33 @@ def series(release: Release) -> Work:
         faults = exporting.check(release)
         count = len(patches.read_series(release).patches)
         return Result(not faults, f"{count} patches apply to a fresh tree", faults)
+
+    return work
+
+
+def matrix_row(release: Release) -> Work:
+    """The release's row of the matrix was measured with this series."""
+
+    def work(_: Progress) -> Result:
+        why = matrix.stale(release)
+        return Result(not why, why or "measured with this series")
+
+    return work
+
+
+def matrix_again(
+    release: Release, env: UnitEnv, jobs: int, tests: Comparison | None
+) -> Work:
+    """What of the row can be had in a minute is still so, vLLM's tests as well."""
+
+    def work(progress: Progress) -> Result:
+        results = matrix.measured_again(release, env, jobs, progress)
+        if tests:
+            cell = matrix.Cell(release.version, matrix.TESTS, matrix.BOTH)
+            results[cell] = matrix.counted(tests)
+        found = matrix.differences(release, results)
+        detail = f"{len(results)} measurements, {len(found)} not as in the row"
+        return Result(not found, detail, found)
 
     return work
 

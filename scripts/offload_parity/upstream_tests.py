@@ -70,8 +70,12 @@ class Run:
 
 @dataclass
 class Comparison:
-    """What became of stock's tests on the patched tree. ``lost`` maps id to reason."""
+    """What became of stock's ``known`` tests on the patched tree, and of new ones.
 
+    ``lost`` and ``failed`` map a test's id to the reason.
+    """
+
+    known: int = 0
     passed: int = 0
     as_stock: Counter[str] = field(default_factory=Counter)
     new: list[str] = field(default_factory=list)
@@ -218,7 +222,9 @@ def compare(
     while its test still has as many cases.
     """
     known = set(stock.collected)
-    result = Comparison(new=[i for i in patched.collected if i not in known])
+    result = Comparison(
+        known=len(known), new=[i for i in patched.collected if i not in known]
+    )
     doubtful = []
     for path, message in patched.collect_errors.items():
         if path not in stock.collect_errors:

@@ -49,6 +49,15 @@ def replays(names, retentions, blocks_per_chunk, sample, seed, only) -> None:
 
 
 @cli.command()
+def siblings() -> None:
+    """Print one JSON line per setting: what four requests that share a prefix hit."""
+    from . import shared
+
+    for record in shared.measure():
+        print(json.dumps(record), flush=True)
+
+
+@cli.command()
 @click.option("--sample", type=click.IntRange(0), help="Random histories to play.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--law", "laws", multiple=True, help="Judge only these (repeatable).")
