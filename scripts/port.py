@@ -24,13 +24,14 @@ from offload_parity import (
 from offload_parity import cli as scripts
 from offload_parity import release as releases
 from offload_parity.errors import UserError
+from offload_parity.git import Repo
 from offload_parity.paths import ROOT, shown
 from offload_parity.porting import APPLIES, CONFLICTS, UPSTREAM, Attempt
 from offload_parity.release import Release
 from offload_parity.simulation import Tree
 
 
-def attempt_all(source: Release, new: Release, work) -> list[Attempt]:
+def attempt_all(source: Release, new: Release, work: Repo) -> list[Attempt]:
     """Try every patch and say what became of it; conflicts in full go to files."""
     found = []
     for attempt in porting.attempts(work, patches.read_series(source)):
@@ -60,7 +61,14 @@ def judge(stock: Path, patched: Path, folder: Path) -> tuple[bool, str]:
     report.unlink(missing_ok=True)
     words = [sys.executable, ROOT / "scripts" / "laws.py", "laws"]
     words += ["--stock", stock, "--patched", patched, "--out", folder]
-    status = subprocess.run(words, check=False).returncode
+    with subprocess.Popen(words) as process:
+        try:
+            status = process.wait()
+        except BaseException:
+            # Asked, not killed: it ends the simulations that it started.
+            process.terminate()
+            process.wait()
+            raise
     if not report.exists():
         return False, (
             "the contract could not be judged: what the release calls otherwise "
@@ -118,7 +126,7 @@ def cli(source: str, version: str, back: str) -> None:
         sys.exit(1)
 
 
-def _write(old: Release, new: Release, work, stock: Path) -> None:
+def _write(old: Release, new: Release, work: Repo, stock: Path) -> None:
     """Make the new release's folder, and its tree from that."""
     measured = block_bytes(new, stock)
     if measured:
@@ -140,7 +148,9 @@ def _next(old: Release, new: Release, left: list[patches.Patch], there: bool) ->
     click.echo(f"  make edit RELEASE={new.version}")
     tree = shown(build_tree.patched_path(new))
     for patch in left:
-        click.echo(f"  git -C {tree} am --3way {quote(str(patch.path))}")
+        # Without that, git takes [Core] off the title.
+        am = "am --3way --keep-non-patch"
+        click.echo(f"  git -C {tree} {am} {quote(str(patch.path))}")
     click.echo(f"  make export RELEASE={new.version}")
     click.echo(f"  make test RELEASE={new.version}")
     click.echo(f"  make matrix RELEASE={new.version}")

@@ -120,7 +120,7 @@ def test_each_patch_and_the_new_folder(world: World, published, ported) -> None:
     assert not (tree / GONE).exists() and "beside = 22" in (tree / STORE).read_text()
     # The three-way merge that is left to do by hand finds what it needs.
     (left,) = (world.patches / NEW).glob("0002-*")
-    assert f"git -C {tree} am --3way {left}" in out
+    assert f"git -C {tree} am --3way --keep-non-patch {left}" in out
     repo = build_tree.repo(tree)
     assert repo.run("am", "--3way", str(left), check=False).returncode
     assert (tree / REACH).exists() and "<<<<<<<" in (tree / MASK).read_text()
@@ -160,6 +160,11 @@ def test_a_folder_that_is_there_is_left_alone(world: World, ported) -> None:
     code, _, err = ported(OLD, NEW)
     assert code == 1 and "was edited since make port left it" in err
     assert (folder / "tree" / MASK).read_text() == "mine\n"
+
+
+def test_a_release_is_the_same_however_it_is_written(world: World, ported) -> None:
+    code, out, err = ported(OLD, " v9.9 ")
+    assert (code, err) == (0, "") and "stays as it is" in out
 
 
 def test_to_an_older_release(ported) -> None:

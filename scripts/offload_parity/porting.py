@@ -95,7 +95,7 @@ def target(source: Release, version: str, backwards: bool) -> tuple[Release, boo
             "older release"
         )
     for known in releases.supported():
-        if known.version == version:
+        if Version(known.version) == new:
             return known, True
     name = f"vllm-{version}.tar.gz"
     bare = replace(
