@@ -48,7 +48,7 @@ SIMULATED: dict[str, tuple[str, ...]] = {
 }
 # Those that make test measures again.
 QUICK = ("siblings", "chunks")
-# Seconds on one idle core, until a run of ones own says better.
+# Seconds on one idle core, until an earlier run says better.
 _EXPECTED = {
     TESTS: 240.0,
     "laws": 90.0,
@@ -240,7 +240,8 @@ class Progress:
         now = time.monotonic()
         running = (
             min(now - at, 0.95 * self.expected[cell])
-            for cell, at in self.started.items()
+            # Copied: other threads begin cells meanwhile.
+            for cell, at in list(self.started.items())
             if cell not in self.done
         )
         return sum(self.expected[cell] for cell in self.done) + sum(running)
