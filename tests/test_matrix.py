@@ -198,9 +198,10 @@ def test_only_what_changed_is_measured_again(world: World, run, benches) -> None
 def test_a_row_that_is_missing_is_stale(world: World) -> None:
     wanted = release.get(NEW)
     assert "matrix.json is missing: run make matrix" in matrix.stale(wanted)
-    matrix.row_path(wanted).write_text("{")
-    with pytest.raises(UserError, match=r"cannot be read .*run make matrix RELEASE="):
-        matrix.stale(wanted)
+    for text_of_file in ("{", "[]", "7", '{"series": "", "release": "9.9.0"}'):
+        matrix.row_path(wanted).write_text(text_of_file)
+        with pytest.raises(UserError, match=r"cannot be read .*run make matrix REL"):
+            matrix.stale(wanted)
     (wanted.folder / "series").write_text("# nothing to measure\n")
     assert matrix.stale(wanted) is None
 

@@ -503,13 +503,16 @@ def read_row(release: Release) -> dict[str, Any] | None:
     """
     path = row_path(release)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        # What the table takes of it is there.
+        table([found])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{shown(path)} cannot be read ({error}): {_remedy(release)}"
+            f"{shown(path)} cannot be read ({error!r}): {_remedy(release)}"
         ) from error
+    return found
 
 
 def _remedy(release: Release) -> str:
