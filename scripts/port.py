@@ -26,7 +26,7 @@ from offload_parity import release as releases
 from offload_parity.errors import UserError
 from offload_parity.git import Repo
 from offload_parity.paths import ROOT, shown
-from offload_parity.porting import APPLIES, CONFLICTS, UPSTREAM, Attempt
+from offload_parity.porting import APPLIES, CONFLICTS, LATER, UPSTREAM, Attempt
 from offload_parity.release import Release
 from offload_parity.simulation import Tree
 
@@ -47,6 +47,7 @@ def attempt_all(source: Release, new: Release, work: Repo) -> list[Attempt]:
             (APPLIES, "apply"),
             (UPSTREAM, "are upstream already"),
             (CONFLICTS, "conflict"),
+            (LATER, "apply once these are mended"),
         )
     )
     click.echo(f"{len(found)} patches: {', '.join(counts)}")
@@ -120,7 +121,7 @@ def cli(source: str, version: str, back: str) -> None:
         )
     else:
         _write(old, new, work, stock.path)
-    left = [a.patch for a in found if a.state == CONFLICTS]
+    left = [a.patch for a in found if a.state in (CONFLICTS, LATER)]
     _next(old, new, left, there)
     if left or not good:
         sys.exit(1)

@@ -102,7 +102,7 @@ def test_each_patch_and_the_new_folder(world: World, published, ported) -> None:
     ]
     assert said[8].startswith("0003 ") and ": applies" in said[8]
     assert said[9] == "0004 [Test] Only a test: applied upstream already"
-    assert "4 patches: 2 apply, 1 are upstream already, 1 conflict" in out
+    assert "4 patches: 2 apply, 1 are upstream already, 1 conflict, 0 apply once" in out
     folder = world.build / "port" / f"{NEW}-to-{NEXT}"
     assert "<<<<<<<" in (folder / "0002.conflict").read_text()
 
@@ -130,7 +130,7 @@ def test_all_of_it_applies(world: World, published, ported) -> None:
     published({})
     code, out, err = ported(NEW, f"v{NEXT}")
     assert (code, err) == (0, "")
-    assert "4 patches: 4 apply, 0 are upstream already, 0 conflict" in out
+    assert "4 patches: 4 apply, 0 are upstream already, 0 conflict, 0 apply once" in out
     assert "merged" not in out
     # The next run is one over a folder that is there.
     before = files_of(world.patches / NEXT)
@@ -202,11 +202,38 @@ def test_conflicts_of_whole_files(
     assert code == 1 and "conflicts" in lines[at] and words in lines[at + 1]
 
 
-def test_a_patch_that_needs_one_left_out_says_so(published, ported) -> None:
+def test_a_patch_that_needs_one_left_out_says_so(
+    world: World, published, ported
+) -> None:
+    """It conflicts with the release no more than it did with its own."""
     published({STORE: text("store", {20: "other = 20"})})
-    _, out, _ = ported(NEW, NEXT)
+    code, out, _ = ported(NEW, NEXT)
     (line,) = (x for x in out.splitlines() if x.startswith("  0003 "))
-    assert line.endswith("conflicts (as 0001 did in the same file)")
+    assert code == 1 and line.endswith(": applies once 0001 do")
+    assert "1 conflict, 1 apply once these are mended" in out
+    titles = [p.title for p in patches.read_series(release.get(NEXT)).patches]
+    assert [title[:6] for title in titles] == ["[Core]", "[Test]"]
+    # Nothing of the sketch is in the tree.
+    tree = build_tree.patched_path(release.get(NEXT))
+    assert (tree / STORE).read_text() == text("store", {20: "other = 20"})
+    lines = out.splitlines()
+    left = [line.split("/")[-1][:4] for line in lines if "am --3way" in line]
+    assert left == ["0001", "0003"]
+
+
+def test_a_patch_that_conflicts_on_its_own_says_that(published, ported) -> None:
+    changes = {20: "other = 20"}
+    published({STORE: text("store", changes), GONE: text("mine", lines=5)})
+    _, out, _ = ported(NEW, NEXT)
+    lines = out.splitlines()
+    (at,) = (n for n, line in enumerate(lines) if line.startswith("  0003 "))
+    assert lines[at].endswith(": conflicts") and GONE in lines[at + 1]
+    assert STORE not in lines[at + 2]
+
+
+def test_the_patch_s_side_of_each_conflict() -> None:
+    marked = b"one\n<<<<<<< HEAD\ntwo\n=======\nTWO\n>>>>>>> patch\n=======\nend"
+    assert porting.with_theirs(marked) == b"one\nTWO\n=======\nend"
 
 
 def test_interrupted_before_the_end(
@@ -262,19 +289,15 @@ def test_places_of_conflicts_in_a_file() -> None:
 def test_much_is_cut() -> None:
     conflict = porting.Conflict("a.py", 3, tuple("abcdef"), ())
     patch = patches.Patch(Path("0007-x.patch"), "T", "", "", ())
-    attempt = porting.Attempt(
-        patch,
-        porting.CONFLICTS,
-        conflicts=(conflict,) * 5,
-        after=("0001", "0002", "0003", "0004"),
-    )
+    attempt = porting.Attempt(patch, porting.CONFLICTS, conflicts=(conflict,) * 5)
     lines = porting.said(attempt, release.default())
-    assert lines[0].endswith(
-        "conflicts (as 0001, 0002 and 2 more did in the same file)"
-    )
     assert lines[1] == "  a.py:3"
     assert lines[6:8] == ["      … 3 more", "    the patch: nothing"]
     assert lines[-1] == "  … 2 more in a.py" and len(lines) == 2 + 3 * 7
+    after = ("0001", "0002", "0003", "0004")
+    attempt = porting.Attempt(patch, porting.LATER, after=after)
+    (line,) = porting.said(attempt, release.default())
+    assert line == "0007 T: applies once 0001, 0002 and 2 more do"
 
 
 def test_a_contract_that_cannot_be_judged_is_said(tmp_path: Path, monkeypatch) -> None:

@@ -28,6 +28,8 @@ from .release import Release
 APPLIES = "applies"
 UPSTREAM = "applied upstream already"
 CONFLICTS = "conflicts"
+# It conflicts only because a patch before it was left out.
+LATER = "applies later"
 
 # What of a patch's conflicts is said; all of it goes to a file.
 _PLACES = 3
@@ -57,7 +59,7 @@ class Attempt:
     """What became of one patch.
 
     ``merged``: it applies, but not as it stands. ``after``: patches left out before
-    it that change a file in which it conflicts.
+    it that change the same files.
     """
 
     patch: Patch
@@ -190,16 +192,41 @@ def finish(work: git.Repo) -> None:
 
 
 def attempts(work: git.Repo, series: Series) -> Iterator[Attempt]:
-    """Try each patch on what the ones before it left."""
+    """Try each patch on what the ones before it left.
+
+    A patch that builds on one that was left out would conflict for that alone, so it
+    is tried on a sketch as well: there each conflict is decided for the patch. The work
+    tree itself gets only what applies.
+    """
     left_out: list[Patch] = []
+    sketch: str | None = None
     for patch in series.patches:
-        found = _attempt(work, patch, left_out)
-        if found.state == CONFLICTS:
+        before = work.commit_id("HEAD")
+        found = _attempt(work, patch)
+        tip = work.commit_id("HEAD")
+        if sketch or found.state == CONFLICTS:
+            work.run("checkout", "-q", "--detach", sketch or before)
+            mended = _attempt(work, patch, decide=True)
+            sketch = work.commit_id("HEAD")
+            work.run("checkout", "-q", "--detach", tip)
+            if found.state == CONFLICTS:
+                paths = {file.path for file in patch.files}
+                after = tuple(
+                    earlier.name[:4]
+                    for earlier in left_out
+                    if any(file.path in paths for file in earlier.files)
+                )
+                if mended.state == CONFLICTS or not after:
+                    found = mended if mended.state == CONFLICTS else found
+                else:
+                    found = Attempt(patch, LATER, after=after)
+        if found.state in (CONFLICTS, LATER):
             left_out.append(patch)
         yield found
 
 
-def _attempt(work: git.Repo, patch: Patch, left_out: Sequence[Patch]) -> Attempt:
+def _attempt(work: git.Repo, patch: Patch, decide: bool = False) -> Attempt:
+    """Apply a patch or leave the tree as it is; ``decide``: conflicts for the patch."""
     before = work.commit_id("HEAD")
     done = git.am(work, patch.path)
     if not done.returncode:
@@ -208,27 +235,52 @@ def _attempt(work: git.Repo, patch: Patch, left_out: Sequence[Patch]) -> Attempt
         blobs = work.blobs("HEAD", [file.path for file in patch.files])
         merged = any(blobs.get(file.path) != file.new_blob for file in patch.files)
         return Attempt(patch, APPLIES, merged)
-    conflicts = tuple(_conflicts(work, patch))
+    conflicts = tuple(_conflicts(work))
     full = work.out("diff", *git.DIFF)
-    work.run("am", "--abort", check=False)
-    work.run("reset", "-q", "--hard", before)
-    work.run("clean", "-q", "-f", "-d")
-    if work.ok("apply", "--check", "-R", str(patch.path)):
-        return Attempt(patch, UPSTREAM)
+    decided = decide and conflicts and _decide(work)
+    if not decided:
+        work.run("am", "--abort", check=False)
+        work.run("reset", "-q", "--hard", before)
+        work.run("clean", "-q", "-f", "-d")
+        if work.ok("apply", "--check", "-R", str(patch.path)):
+            return Attempt(patch, UPSTREAM)
     if not conflicts:
         fault = (done.stderr or done.stdout).decode(errors="replace").splitlines()
         where = patches.conflict(patch, partial(work.content, "HEAD"))
         conflicts = (Conflict(where or patch.files[0].path, why=(fault or [""])[-1]),)
-    paths = {conflict.path for conflict in conflicts}
-    after = tuple(
-        earlier.name[:4]
-        for earlier in left_out
-        if any(file.path in paths for file in earlier.files)
-    )
-    return Attempt(patch, CONFLICTS, False, conflicts, after, full)
+    return Attempt(patch, CONFLICTS, False, conflicts, full=full)
 
 
-def _conflicts(work: git.Repo, patch: Patch) -> Iterator[Conflict]:
+def _decide(work: git.Repo) -> bool:
+    """End the merge with the patch's side of each conflict; whether that worked."""
+    for path in git.unmerged(work):
+        stages = {line.split()[2] for line in work.lines("ls-files", "-u", "--", path)}
+        if not {"2", "3"} <= stages:
+            work.run("rm", "-q", "-f", "--ignore-unmatch", "--", path, check=False)
+            continue
+        text = (work.path / path).read_bytes()
+        (work.path / path).write_bytes(with_theirs(text))
+        work.run("add", "-f", "--", path)
+    return work.ok("am", "--continue")
+
+
+def with_theirs(text: bytes) -> bytes:
+    """A file with the second side in place of each conflict that git marked."""
+    lines = []
+    side = ""
+    for line in patches.split_lines(text):
+        if line.startswith(b"<<<<<<< "):
+            side = "ours"
+        elif line == b"=======\n" and side == "ours":
+            side = "theirs"
+        elif line.startswith(b">>>>>>> ") and side == "theirs":
+            side = ""
+        elif side != "ours":
+            lines.append(line)
+    return b"".join(lines)
+
+
+def _conflicts(work: git.Repo) -> Iterator[Conflict]:
     for path in git.unmerged(work):
         stages = {line.split()[2] for line in work.lines("ls-files", "-u", "--", path)}
         if "2" not in stages:
@@ -267,8 +319,8 @@ def said(attempt: Attempt, release: Release) -> list[str]:
     words = attempt.state
     if attempt.merged:
         words += ", merged with the release's own changes"
-    if attempt.after:
-        words += f" (as {_some(attempt.after)} did in the same file)"
+    if attempt.state == LATER:
+        words = f"applies once {_some(attempt.after)} do"
     lines = [f"{attempt.patch.name[:4]} {attempt.patch.title}: {words}"]
     for conflict in attempt.conflicts[:_PLACES]:
         where = f"{conflict.path}:{conflict.line}" if conflict.line else conflict.path
