@@ -61,7 +61,7 @@ def test_order_that_does_not_chain_is_refused(world: World) -> None:
         ("From: ", "X-From: ", "no From line"),
         ("Date: ", "X-Date: ", "no Date line"),
         ("diff --git", "diff --nothing", "there is no diff in it"),
-        ("+one_mask", "one_mask", "Hunk"),
+        ("+one_mask", "one_mask", "hunk"),
         ("-mask_10 = 10\n+one_mask = 10\n", " mask_10 = 10\n", "changes nothing"),
     ],
 )

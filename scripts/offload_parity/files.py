@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 
-from filelock import FileLock, Timeout
-
 from .errors import UserError
 
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
     """Hold ``path`` as a lock; a second run waits until the first is done."""
+    # Not at the top: a container's Python patches without it.
+    from filelock import FileLock, Timeout
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(path)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A release's series, read from its patch files alone.
 
-unidiff parses the patches. Placing a hunk is our own: the libraries that apply patches
-look at one line number only, ignore line ends, and write as they go.
+Reading and placing hunks is our own: the libraries that apply patches look at one line
+number only, ignore line ends, and write as they go, and none is in vLLM's images, where
+this module runs on what is there.
 """
 
 import re
@@ -12,9 +13,8 @@ from email import policy
 from email.parser import BytesParser
 from hashlib import sha1
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
-
-import unidiff
 
 from .errors import UserError
 from .paths import shown
@@ -22,6 +22,9 @@ from .release import Release
 
 _INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)", re.MULTILINE)
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
+_HUNK_HEAD = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@.*\n", re.MULTILINE)
+# Of a line in a hunk: on which sides it stands, the old (0) and the new (1).
+_SIDES = {b" ": (0, 1), b"-": (0,), b"+": (1,)}
 _ABSENT = "0" * 40
 
 
@@ -163,15 +166,13 @@ def read_patch(path: Path) -> Patch:
             raise UserError(
                 f"{shown(path)}: no {header} line: write it with make export"
             )
-    diff = _DIFF.search(data)
-    if not diff:
+    if not _DIFF.search(data):
         raise UserError(f"{shown(path)}: there is no diff in it: remove it from series")
     try:
-        parsed = unidiff.PatchSet.from_string(
-            data[diff.start() :].decode("utf-8", "surrogateescape")
-        )
-        files = tuple(_file_change(file) for file in parsed)
-    except (unidiff.UnidiffParseError, ValueError) as error:
+        # No line of a hunk starts like that.
+        starts = [match.start() for match in _DIFF.finditer(data)] + [len(data)]
+        files = tuple(_file_change(data[a:b]) for a, b in pairwise(starts))
+    except ValueError as error:
         raise UserError(f"{shown(path)}: {error}: write it with make export") from error
     return Patch(
         path=path,
@@ -182,38 +183,52 @@ def read_patch(path: Path) -> Patch:
     )
 
 
-def _file_change(file: unidiff.PatchedFile) -> FileChange:
-    ids = _INDEX.search(str(file.patch_info or ""))
+def _file_change(diff: bytes) -> FileChange:
+    head, *hunks = _HUNK_HEAD.split(diff)
+    facts = head.decode("utf-8", "surrogateescape")
+    names = facts.partition("\n")[0].removeprefix("diff --git ")
+    path = names[2 : len(names) // 2]
+    if names != f"a/{path} b/{path}" or "\nGIT binary" in facts:
+        raise ValueError(f"{names} is binary or renamed")
+    ids = _INDEX.search(facts)
     if not ids or any(len(blob) != 40 for blob in ids.groups()):
-        raise ValueError(f"{file.path} has no index line with full blob ids")
-    if file.is_binary_file or file.is_rename:
-        raise ValueError(f"{file.path} is binary or renamed")
+        raise ValueError(f"{path} has no index line with full blob ids")
     old, new = (None if blob == _ABSENT else blob for blob in ids.groups())
-    hunks = tuple(_hunk(hunk) for hunk in file)
-    executable = "mode 100755" in str(file.patch_info)
-    return FileChange(file.path, old, new, hunks, executable)
+    # The split leaves four parts of each hunk: where it starts, its two lengths, its
+    # lines.
+    parts = zip(*[iter(hunks)] * 4, strict=True)
+    return FileChange(
+        path, old, new, tuple(_hunk(*part) for part in parts), "mode 100755" in facts
+    )
 
 
-def _hunk(hunk: unidiff.Hunk) -> Hunk:
+def _hunk(start: bytes, old_length: bytes, new_length: bytes, body: bytes) -> Hunk:
+    first = int(start)
+    old_left, new_left = (int(n) if n else 1 for n in (old_length, new_length))
     old: list[bytes] = []
     new: list[bytes] = []
     changed: list[int] = []
     last: tuple[list[bytes], ...] = ()
-    for line in hunk:
-        value = line.value.encode("utf-8", "surrogateescape")
-        if line.line_type == "\\":
+    for line in split_lines(body):
+        kind, value = line[:1], line[1:]
+        if kind == b"\\":
             for side in last:
                 side[-1] = side[-1].removesuffix(b"\n")
             continue
-        last = {"-": (old,), "+": (new,)}.get(line.line_type, (old, new))
+        if len(old) == old_left and len(new) == new_left:
+            break  # the mail's signature follows
+        if kind not in _SIDES:
+            raise ValueError(f"the hunk at line {first} has a line that starts oddly")
+        last = tuple((old, new)[side] for side in _SIDES[kind])
         for side in last:
             side.append(value)
         if len(last) == 1:
-            at = hunk.source_start + len(old) - (line.line_type == "-")
-            changed.append(at)
+            changed.append(first + len(old) - (kind == b"-"))
+    if (len(old), len(new)) != (old_left, new_left):
+        raise ValueError(f"the hunk at line {first} has not the lines that it says")
     if not changed:
-        raise ValueError(f"the hunk at line {hunk.source_start} changes nothing")
-    return Hunk(hunk.source_start, tuple(old), tuple(new), (changed[0], max(changed)))
+        raise ValueError(f"the hunk at line {first} changes nothing")
+    return Hunk(first, tuple(old), tuple(new), (changed[0], max(changed)))
 
 
 def split_lines(data: bytes) -> list[bytes]:
