@@ -12,6 +12,7 @@ from offload_parity import (
     build_tree,
     checkout,
     exporting,
+    image,
     index,
     installed,
     patches,
@@ -242,10 +243,20 @@ def _status_installed(python: str, version: str | None) -> bool:
     for name, state in standing.files.items():
         if state == "drifted" or (state == "partly" and not applied):
             click.echo(f"  drifted  {name} is neither stock nor as the series makes it")
+    known = image.read(package)
+    changed = image.drifted(package, known) if known else []
+    if known:
+        click.echo(
+            f"  recorded in this image: series {known.series[:12]}, revision "
+            f"{known.revision}, {len(known.files)} files"
+        )
+    for name in changed:
+        click.echo(f"  drifted  {name} is not as recorded")
     stopped = installed.interrupted(package)
     if stopped:
         click.echo("  an earlier run was interrupted: make apply or unapply mends that")
-    return states in ({"stock"}, {"patched"}, set()) and not stopped
+    good = states in ({"stock"}, {"patched"}, set()) or (known and not changed)
+    return bool(good and not changed and not stopped)
 
 
 @command("release")

@@ -302,7 +302,7 @@ def ensure_base(release: Release) -> git.Repo:
         shutil.rmtree(stale)
     folder = Path(mkdtemp(prefix=".building-", dir=root))
     try:
-        new = repo(_unpack(archive, folder))
+        new = repo(unpack(archive, folder))
         # Without a template no file of this machine's git gets in.
         new.run(
             "init", "-q", "--template=", "--object-format=sha1", "-b", release.branch
@@ -327,7 +327,7 @@ def ensure_base(release: Release) -> git.Repo:
     return repo(path)
 
 
-def _unpack(archive: Path, folder: Path) -> Path:
+def unpack(archive: Path, folder: Path) -> Path:
     """Unpack an sdist and return its one top folder."""
     try:
         with tarfile.open(archive) as tar:

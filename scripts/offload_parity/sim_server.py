@@ -104,16 +104,20 @@ class Running:
 
 
 def version_of(path: Path) -> str:
-    """The release of a vLLM tree.
+    """The release of a vLLM tree, or of a folder that vllm is installed in.
 
     Raises:
         UserError: it is none.
     """
     simulation.check_tree(Tree("", path))
-    with contextlib.suppress(OSError):
-        text = (path / "vllm.egg-info" / "PKG-INFO").read_text(encoding="utf-8")
-        if match := re.search(r"^Version: ([\d.]+)", text, re.MULTILINE):
-            return match[1].rstrip(".")
+    for file in (
+        path / "vllm.egg-info" / "PKG-INFO",
+        *path.glob("vllm-[0-9]*.dist-info/METADATA"),
+    ):
+        with contextlib.suppress(OSError):
+            text = file.read_text(encoding="utf-8")
+            if match := re.search(r"^Version: ([\d.]+)", text, re.MULTILINE):
+                return match[1].rstrip(".")
     raise UserError(
         f"{shown(path)}/vllm.egg-info/PKG-INFO names no version: name a tree that "
         "make apply has built"

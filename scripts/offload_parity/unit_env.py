@@ -166,11 +166,16 @@ def build(needs: Needs, root: Path) -> UnitEnv:
         # torch first: the only large one, and the one that may not exist.
         _pip(env, log, needs.torch)
         _pip(env, log, needs.torch, *needs.requirements, *needs.packages)
-        _write_plugin(env)
-        _write_model(env)
+        complete(env)
         finished.write_text(json.dumps(vars(needs), indent=1))
         log.unlink(missing_ok=True)
     return env
+
+
+def complete(env: UnitEnv) -> None:
+    """Add what is no package of an index: the CPU's plugin and the model's files."""
+    _write_plugin(env)
+    _write_model(env)
 
 
 def _runs(env: UnitEnv) -> bool:

@@ -283,7 +283,8 @@ def check(
         UserError: a tree cannot be built or pytest broke.
     """
     tree = build_tree.ensure_patched(release)
-    return _check_tree(release, env, tree, "patched", jobs, progress)
+    stock = build_tree.ensure_stock(release)
+    return check_tree(release, env, stock, tree, "patched", jobs, progress)
 
 
 def check_each_commit(
@@ -291,23 +292,31 @@ def check_each_commit(
 ) -> Iterator[tuple[str, Comparison]]:
     """The same after each patch of the series but the last, for those who bisect."""
     tree = build_tree.repo(build_tree.ensure_patched(release))
+    stock = build_tree.ensure_stock(release)
     names = [patch.name for patch in patches.read_series(release).patches]
     ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
     for name, commit in list(zip(names, ids, strict=True))[:-1]:
         with tree.worktree(commit) as work:
             label = f"after-{name[:4]}"
-            yield name, _check_tree(release, env, work.path, label, jobs, progress)[0]
+            yield (
+                name,
+                check_tree(release, env, stock, work.path, label, jobs, progress)[0],
+            )
 
 
-def _check_tree(
+def check_tree(
     release: Release,
     env: UnitEnv,
+    stock_tree: Path,
     tree: Path,
     label: str,
     jobs: int,
     progress: Progress | None,
 ) -> tuple[Comparison, Run]:
-    stock_tree = build_tree.ensure_stock(release)
+    """Run a release's tests in ``tree`` and compare with those of ``stock_tree``.
+
+    ``label`` names the log. A tree without the package takes the installed one.
+    """
     paths = [path for path in paths_of(release) if (tree / path).exists()]
     old = [path for path in paths if (stock_tree / path).exists()]
     stock = run_pytest(
