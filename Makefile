@@ -13,6 +13,7 @@ RELEASE_TESTS := $(RUN) scripts/release_tests.py
 LAWS := $(RUN) scripts/laws.py
 # What only the pictures need.
 PLOTS := $(TOOLS)/.plots
+IMAGE = $(RUN) scripts/image.py
 
 # Only what stands on make's command line counts (a PYTHON or RELEASE in the environment
 # means something else), and it reaches the script as it was written.
@@ -21,24 +22,26 @@ option = $(if $(filter command,$(firstword $(origin $(2)))),--$(1)=$(call quoted
 RELEASE_ARG = $(call option,release,RELEASE)
 # Exporting them would expand what is written in them.
 unexport RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
-	FROM TO BACK A B TABLE
+	FROM TO BACK A B TABLE BASE TAG CONTAINER COMPILED
 # A misspelt variable would have no effect and nobody would notice.
 KNOWN := RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
-	FROM TO BACK A B TABLE HOST_PYTHON
+	FROM TO BACK A B TABLE BASE TAG CONTAINER COMPILED HOST_PYTHON
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
 unknown := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(given)))
 $(if $(unknown),$(error unknown variable $(unknown)=; known: $(KNOWN)))
 takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$(error make $@ takes no $(v)=: leave it out))
+IMAGE_ARGS = $(RELEASE_ARG) $(call option,container,CONTAINER)
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check port range-diff \
 	test proof lint parity fuzz sweep bench mutants matrix \
 	probe serve-sim experiment \
+	image image-test image-probe image-status image-stand-in \
 	clean distclean
 
 help: ## List the targets (default)
 	echo "usage: make TARGET [RELEASE=0.33.0] [VLLM=path to a git checkout] [PYTHON=interpreter with vllm installed]"
-	sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 apply: $(TOOLS)/.ready ## Apply the series to a built tree, or to VLLM= or PYTHON=
 	$(SERIES) apply $(ARGS)
@@ -102,6 +105,21 @@ serve-sim: $(TOOLS)/.ready ## Serve a simulated model, no GPU: RELEASE= STOCK=1 
 
 experiment: $(PLOTS) ## Run all probes on simulated servers, stock beside patched
 	$(call takes,RELEASE)$(RUN) scripts/experiment.py $(RELEASE_ARG)
+
+image: $(TOOLS)/.ready ## Build the patched serving image: RELEASE= BASE= CONTAINER=podman TAG= COMPILED=1
+	$(call takes,RELEASE BASE CONTAINER TAG COMPILED)$(IMAGE) build $(IMAGE_ARGS) $(call option,base,BASE) $(call option,tag,TAG) $(call option,compiled,COMPILED)
+
+image-test: $(TOOLS)/.ready ## Test what the image serves, on the CPU: RELEASE= BASE= CONTAINER= COMPILED=1
+	$(call takes,RELEASE BASE CONTAINER COMPILED)$(IMAGE) test $(IMAGE_ARGS) $(call option,base,BASE) $(call option,compiled,COMPILED)
+
+image-probe: $(TOOLS)/.ready ## Run the probes in the image: URL= RELEASE= CONTAINER= TAG=
+	$(call takes,URL RELEASE CONTAINER TAG)$(IMAGE) probe $(IMAGE_ARGS) $(call option,url,URL) $(call option,tag,TAG)
+
+image-status: $(TOOLS)/.ready ## Say what an image's labels and its record say: RELEASE= CONTAINER= TAG=
+	$(call takes,RELEASE CONTAINER TAG)$(IMAGE) status $(IMAGE_ARGS) $(call option,tag,TAG)
+
+image-stand-in: $(TOOLS)/.ready ## Build and check every target on a stand-in for vLLM's image (root, Buildah)
+	$(call takes,RELEASE)$(RUN) scripts/image_stand_in.py $(RELEASE_ARG)
 
 clean: ## Remove the built trees and reports, keep the tools and the downloads
 	$(call takes,)$(HOST_PYTHON) scripts/clean.py

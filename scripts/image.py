@@ -104,9 +104,14 @@ def contexts(release: Release, *, test: bool, compiled: bool) -> dict[str, Path]
         if compiled:
             fetch_wheels(inputs, "build")
     if compiled:
-        found["tree"] = build_tree.patched_path(release)
-        if not found["tree"].is_dir():
-            found["tree"] = build_tree.ensure_patched(release)
+        # One with edits stays as it is: they are why it is compiled.
+        tree = found["tree"] = build_tree.patched_path(release)
+        series = patches.read_series(release)
+        if (
+            not tree.is_dir()
+            or build_tree.standing(release, series) == build_tree.STOCK
+        ):
+            build_tree.ensure_patched(release)
     return found
 
 

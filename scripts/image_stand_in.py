@@ -357,12 +357,12 @@ def failures(stand: Stand) -> Result:
         "an unsupported VLLM_VERSION": {"VLLM_VERSION": "0.1.0"},
     }
     words = {
-        "no vllm": "has no vllm installed",
+        "no vllm": "which every image of vLLM's has",
         "an unsupported release": r"has vLLM 0\.1\.0, not .*there are series for",
         "another release": "set VLLM_VERSION=" + re.escape(other.version),
         "patched already": "patched already .*, series ",
         "an edited file": f"{path} is not that of vLLM",
-        "part of the series": "patched already|is not that of vLLM",
+        "part of the series": r"patched already \(\d+ of \d+ patches",
         "a series of another digest": "SERIES_DIGEST=0+ is not that of the series",
         "an unsupported VLLM_VERSION": r"vLLM 0\.1\.0 is not supported \(supported: ",
     }

@@ -18,7 +18,9 @@ TARGETS = (
     *("port", "range-diff"),
     *("test", "proof", "lint", "parity", "fuzz", "sweep", "bench", "mutants"),
     "matrix",
-    *("probe", "serve-sim", "experiment", "clean", "distclean"),
+    *("probe", "serve-sim", "experiment"),
+    *("image", "image-test", "image-probe", "image-status", "image-stand-in"),
+    *("clean", "distclean"),
 )
 
 

@@ -5,7 +5,6 @@ A tree is a git repository with one base commit, the unpacked sdist, and on its
 branch one commit per patch. All ids are the same on every machine.
 """
 
-import hashlib
 import json
 import shutil
 import tarfile
@@ -55,14 +54,6 @@ def stock_path(release: Release) -> Path:
 def repo(path: Path) -> git.Repo:
     """The repository of a built tree, shut off from the user's configuration."""
     return git.Repo(path, isolated=True, exact=True, who=WHO)
-
-
-def series_digest(series: patches.Series) -> str:
-    """A digest of every byte of the series, in order."""
-    digest = hashlib.sha256()
-    for patch in series.patches:
-        digest.update(hashlib.sha256(patch.path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def read_state(tree: git.Repo) -> State | None:
@@ -121,7 +112,7 @@ def standing(release: Release, series: patches.Series) -> str:
         return "interrupted: make apply finishes it"
     if what := edits(tree, release, state):
         return f"edited: {what}"
-    if state.series == series_digest(series):
+    if state.series == patches.series_digest(series):
         return APPLIED
     if state.tip == tree.commit_id(BASE):
         return STOCK
@@ -173,7 +164,7 @@ def apply(release: Release) -> bool:
         UserError: as ``ensure_patched``.
     """
     series = patches.read_series(release)
-    digest = series_digest(series)
+    digest = patches.series_digest(series)
     with lock(build_root() / ".lock"):
         tree = ensure_base(release)
         state = read_state(tree)

@@ -53,7 +53,7 @@ def export(release: Release) -> list[str]:
         series = patches.read_series(release)
         build_tree.write_state(
             tree,
-            build_tree.State(build_tree.series_digest(series), tree.commit_id("HEAD")),
+            build_tree.State(patches.series_digest(series), tree.commit_id("HEAD")),
         )
     return done
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from . import build_tree, installed, patches, release
+from . import installed, patches, release
 from .errors import UserError
 from .installed import Package
 from .paths import ROOT
@@ -46,7 +46,7 @@ def folder(package: Package) -> Path:
 
 def digest(wanted: Release) -> str:
     """The digest of a release's series, as record and label name it."""
-    return build_tree.series_digest(patches.read_series(wanted))
+    return patches.series_digest(patches.read_series(wanted))
 
 
 def date(series: patches.Series) -> int:
@@ -73,11 +73,13 @@ def patch(package: Package, version: str, revision: str, out: Path) -> Record:
             f"the base image is patched already (vLLM {known.release}, series "
             f"{known.series[:12]}): build on one that is not"
         )
-    states = set(standing.files.values())
-    if standing.applied or package.backup.exists() or states == {"patched"}:
+    there = standing.total
+    if set(standing.files.values()) != {"patched"}:
+        there = standing.applied
+    if there or package.backup.exists():
         raise UserError(
-            f"the base image is patched already ({package.folder}): build on one that "
-            "is not"
+            f"the base image is patched already ({there} of {standing.total} patches "
+            f"in {package.folder}): build on one that is not"
         )
     foreign = [path for path, state in standing.files.items() if state != "stock"]
     if foreign:
@@ -165,7 +167,7 @@ def ready(package: Package, version: str | None) -> tuple[patches.Series, str]:
     standing = installed.examine(package, version)
     series = standing.series
     known = read(package)
-    if known and known.series != build_tree.series_digest(series):
+    if known and known.series != patches.series_digest(series):
         raise UserError(
             f"this image was built with another version of the series "
             f"({known.series[:12]}): serve from it as it is, or start from the "
@@ -255,7 +257,7 @@ def _document(
 ) -> dict:
     """The record: SPDX 2.3."""
     wanted = series.release
-    sha256 = build_tree.series_digest(series)
+    sha256 = patches.series_digest(series)
     files, changes = [], []
     for number, path in enumerate(sorted(before), 1):
         data = package.read(path) or b""

@@ -23,7 +23,6 @@ from packaging.version import InvalidVersion, Version
 from . import patches, release
 from .errors import UserError
 from .files import flush, folder_lock, replace
-from .release import Release
 from .signals import uninterrupted
 
 _PACKAGE = "vllm/"
@@ -124,8 +123,8 @@ class Original:
 class Manifest:
     """The journal: ``phase`` is "applying", "applied" or "restoring".
 
-    ``version`` is the package's, ``folders`` are those that the series adds and
-    ``times`` the modification times of the others whose entries change.
+    ``version`` is the package's, ``folders`` are those that the series adds, ``times``
+    the modification times of the others whose entries change, ``series`` its digest.
     """
 
     release: str
@@ -134,6 +133,7 @@ class Manifest:
     originals: tuple[Original, ...]
     folders: tuple[str, ...]
     times: dict[str, int]
+    series: str = ""
 
 
 def find(python: str) -> Package:
@@ -205,7 +205,10 @@ def examine(package: Package, version: str | None) -> Standing:
         else:
             files[path] = "partly" if now[path] in chain else "drifted"
     manifest = _read_manifest(package)
-    if manifest and manifest.release == series.release.version:
+    # An older manifest has no digest.
+    digests = ("", patches.series_digest(series))
+    version = series.release.version
+    if manifest and manifest.release == version and manifest.series in digests:
         # A file with edits of its own is known by what apply made of it.
         made = {original.path: original.new_blob for original in manifest.originals}
         if made and all(package.blob(path) == blob for path, blob in made.items()):
@@ -258,7 +261,7 @@ def apply(package: Package, version: str | None) -> tuple[Standing, bool, list[s
                     f"{path} comes out otherwise than the series says: get the series "
                     "anew"
                 )
-        _install(package, series.release, new)
+        _install(package, series, new)
     return standing, True, unchecked
 
 
@@ -438,7 +441,9 @@ def _cannot_write(package: Package, error: OSError) -> UserError:
     )
 
 
-def _install(package: Package, wanted: Release, new: dict[str, bytes | None]) -> None:
+def _install(
+    package: Package, series: patches.Series, new: dict[str, bytes | None]
+) -> None:
     """Keep the originals, stage the new files, then replace one by one."""
     originals = []
     folders = []
@@ -462,12 +467,13 @@ def _install(package: Package, wanted: Release, new: dict[str, bytes | None]) ->
         for path, data in new.items():
             originals.append(_keep(package, path, data))
         manifest = Manifest(
-            wanted.version,
+            series.release.version,
             package.version,
             "applying",
             tuple(originals),
             tuple(dict.fromkeys(folders)),
             times,
+            patches.series_digest(series),
         )
         with uninterrupted():
             _write_manifest(package, manifest)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email import policy
 from email.parser import BytesParser
-from hashlib import sha1
+from hashlib import sha1, sha256
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -145,6 +145,14 @@ def read_series(release: Release) -> Series:
     return Series(
         release, tuple(read_patch(release.folder / n) for n in listed(release.folder))
     )
+
+
+def series_digest(series: Series) -> str:
+    """A digest of every byte of the series, in order."""
+    digest = sha256()
+    for patch in series.patches:
+        digest.update(sha256(patch.path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def read_patch(path: Path) -> Patch:
