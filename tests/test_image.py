@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import image as image_script
 from conftest import MASK, NEW, OLD, REACH, ROOT, STORE, World, write
 from offload_parity import image, installed, patches, release
 from offload_parity.containers import Engine
@@ -268,6 +269,27 @@ def test_base_is_pinned_by_its_digest(tmp_path: Path) -> None:
     assert engine.pinned(f"v@{digest}") == (f"v@{digest}", digest)
     local = fake_engine(tmp_path / "local", "podman", "[]")
     assert local.pinned("mine:1") == ("mine:1", "")
+
+
+def test_base_that_cannot_be_pulled(tmp_path: Path) -> None:
+    engine = fake_engine(tmp_path, "podman", "no route", 1)
+    with pytest.raises(UserError, match=r"cannot pull the base image v:1 .*BASE="):
+        engine.pinned("v:1")
+
+
+@pytest.mark.parametrize(
+    ("url", "label"),
+    [
+        ("https://me:secret@host.example/x.git", "https://host.example/x.git"),
+        ("/home/me/x", ""),
+        ("git@host.example:x.git", ""),
+    ],
+)
+def test_source_label_shows_no_secret_and_no_folder(
+    monkeypatch: pytest.MonkeyPatch, url: str, label: str
+) -> None:
+    monkeypatch.setenv("SOURCE_URL", url)
+    assert image_script.source() == label
 
 
 @pytest.mark.parametrize("words", ["", "containerd", "no-such-folder/docker"])

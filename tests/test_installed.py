@@ -120,6 +120,15 @@ def test_second_apply_changes_nothing(world: World, env: Env) -> None:
     assert env.everything() == before
 
 
+def test_older_version_of_the_series_is_noticed(world: World, env: Env) -> None:
+    series = world.patches / NEW / "series"
+    whole = series.read_text()
+    series.write_text(whole.replace(patches.listed(series.parent)[2], ""))
+    world.good("apply", "--python", env.python)
+    series.write_text(whole)
+    assert "run make unapply" in refused(world, env, "apply", "--python", env.python)
+
+
 def test_no_git_is_needed(world: World, env: Env, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     world.good("apply", "--python", env.python)

@@ -79,10 +79,20 @@ class Engine:
         """An image with its digest, pulled if need be, and the digest alone.
 
         One that no registry has stays as it is named.
+
+        Raises:
+            UserError: it is not on this machine and cannot be pulled.
         """
         if "@" in image:
             return image, image.partition("@")[2]
-        self._ask("pull", image)
+        if not self.has(image):
+            # Gigabytes: its progress is shown.
+            done = subprocess.run([*self.words, "pull", image], check=False)
+            if done.returncode:
+                raise UserError(
+                    f"{self.kind} cannot pull the base image {image} (see above): "
+                    "check the network, or name another with BASE="
+                )
         if self.kind == "buildah":
             template = "{{.FromImageDigest}}"
             said = self._ask("inspect", "--type", "image", "-f", template, image)

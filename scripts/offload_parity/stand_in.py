@@ -8,6 +8,7 @@ the unit tests' environment, which every container mounts; `vllm` shows what it 
 Debian's Python stands for Ubuntu's.
 """
 
+import csv
 import os
 import platform
 import shutil
@@ -190,5 +191,6 @@ class Builder:
         files = [p for p in dist.rglob("*") if p.is_file() and p.parent != dist]
         names = [str(path.relative_to(dist)) for path in files]
         names.append(f"{info.name}/RECORD")
-        (info / "RECORD").write_text("".join(f"{name},,\n" for name in sorted(names)))
+        with (info / "RECORD").open("w", newline="") as out:
+            csv.writer(out).writerows([name, "", ""] for name in sorted(names))
         shutil.rmtree(unpacked)
