@@ -10,7 +10,10 @@ from offload_parity.errors import UserError
 from offload_parity.paths import ROOT, build_root, cache_folder
 
 # Both folders can be set to one that holds other things: only our names go.
-BUILT = (".building-*", "vllm-*", "cache", "lint", "port", "reports", ".lock")
+BUILT = (
+    *(".building-*", "vllm-*", "image", "image-stand-in"),
+    *("cache", "lint", "port", "reports", ".lock"),
+)
 ENVIRONMENTS = ("unit-env-*", ".unit-env-*.lock", "pre-commit")
 CACHED = ("vllm-*.tar.gz", ".part-*", ".vllm-*.lock")
 
