@@ -431,11 +431,14 @@ def probed(stand: Stand, env: UnitEnv) -> Result:
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
     mounts = {ROOT: "/offload-parity:ro", reports: "/reports"}
-    with sim_server.serve(plan, port, env.python) as running:
+    with (
+        sim_server.serve(plan, port, env.python) as running,
+        stand.log.open("a") as log,
+    ):
         words = ("/offload-parity/docker/probe", running.url)
         options = ("-v", stand.builder.mount, "--env", "PROMPTS=4")
         status = stand.builder.engine.run(
-            f"localhost/out-serve:{stand.wanted.version}", words, mounts, options
+            f"localhost/out-serve:{stand.wanted.version}", words, mounts, options, log
         )
     written = sorted(path.name for path in reports.iterdir())
     text = (reports / "boundaries.txt").read_text()

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from .errors import UserError
 from .paths import ROOT
@@ -42,6 +43,10 @@ class Engine:
             [*self.words, *words], capture_output=True, text=True, check=False
         )
         return None if done.returncode else done.stdout.strip()
+
+    def _run(self, words: Sequence[str], out: IO[str] | None) -> int:
+        done = subprocess.run([*self.words, *words], check=False, stdout=out)
+        return done.returncode
 
     def works(self) -> bool:
         """Whether its storage can be used."""
@@ -154,20 +159,22 @@ class Engine:
         entrypoint: Sequence[str],
         mounts: Mapping[Path, str],
         options: Sequence[str] = (),
+        out: IO[str] | None = None,
     ) -> int:
         """Run a command in a new container on the host's network; its exit status.
 
-        ``mounts`` maps folders to where they are mounted, with ``:ro`` or not.
+        ``mounts`` maps folders to where they are mounted, with ``:ro`` or not; what it
+        prints goes to ``out``.
         """
         volumes = [w for path, at in mounts.items() for w in ("-v", f"{path}:{at}")]
         if self.kind != "buildah":
             first, *rest = entrypoint
             words = ["run", "--rm", "--network", "host", *volumes, *options]
             words += ["--entrypoint", first, image, *rest]
-            return subprocess.run([*self.words, *words], check=False).returncode
+            return self._run(words, out)
         with self.container(image) as name:
             words = ["run", *volumes, *options, name, "--", *entrypoint]
-            return subprocess.run([*self.words, *words], check=False).returncode
+            return self._run(words, out)
 
     @contextmanager
     def container(self, image: str) -> Iterator[str]:
