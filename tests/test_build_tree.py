@@ -467,6 +467,9 @@ def test_status(world: World, tree: Path) -> None:
     ("version", "base"),
     [
         ("0.33.0", "4db4ea595c7fc3c325eb095c2a0c728d56010aae"),
+        ("0.32.0", "88a86ae9ed80a1bcfef74a37e9ba08b31cc5fb29"),
+        ("0.31.0", "3de02f5cf6ce2d6fa7af745825011f57f9d4ba06"),
+        ("0.30.0", "5d8a5947ea1756a1ad067ea5d8247cdfb33a144f"),
         ("0.25.1", "6f372067e1059cad23094c6a0ba531a1608c5183"),
     ],
 )

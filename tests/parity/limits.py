@@ -73,56 +73,84 @@ def _of_both(release: str, *rest: Any) -> tuple[Limit, Limit]:
     return Limit(release, "L6", *rest), Limit(release, "L7", *rest)
 
 
+# The releases that resume where a Mamba group has a state, with a connector.
+_STATEFUL = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
+
+
+def _of_states(release: str) -> tuple[Limit, ...]:
+    """The limits of Mamba states on one release of those."""
+    inside = (
+        "with a drafter no state inside a block is stored (supports_partial_tail)"
+        if release != "0.33.0"
+        else "of a request that loaded nothing the state inside a block is left to the "
+        "GPU (_build_partial_tail_store_jobs)"
+    )
+    return (
+        *(
+            Limit(
+                release,
+                law,
+                (MAMBA_FINE_MTP.name,),
+                ("host", "both"),
+                inside,
+                _case(scenario, MAMBA_FINE_MTP),
+            )
+            for law, scenario in (("L1", replay(92)), ("L2", extension(92, 8)))
+        ),
+        Limit(
+            release,
+            "L3",
+            tuple(geometry.name for geometry in (*STATES, MAMBA_FINE_MTP)),
+            ("host", "both"),
+            "a state exists only where a step ends, and the scheduler ends one at the "
+            "junction that the GPU shows, not at one that only the host shows",
+            _case(siblings(64, 64, 3), MAMBA),
+        ),
+        *(
+            Limit(
+                release,
+                law,
+                (MAMBA.name, MAMBA_MTP.name),
+                ("host", "both"),
+                "in chunks of several blocks: the scheduler ends a step at a prompt's "
+                "last blocks, and a state serves where a chunk ends",
+                _case(scenario, MAMBA, 2, max_num_batched_tokens=101),
+                _in_larger_chunks,
+            )
+            for law, scenario in (("L1", replay(225)), ("L2", extension(225, 1)))
+        ),
+        *_of_both(
+            release,
+            (MAMBA_MTP.name,),
+            ("gpu", "host", "both"),
+            "of a prompt that ends with a block the GPU keeps one state more, a block "
+            "below, which vLLM's own tests ask for, and hands both over",
+            _case(replay(448), MAMBA_MTP, max_num_batched_tokens=101),
+        ),
+        *_of_both(
+            release,
+            (MAMBA_FINE.name, MAMBA_FINE_MTP.name),
+            ("gpu", "host", "both"),
+            "the laws count whole blocks, and here the states inside a block are kept "
+            "under keys of their own",
+            _case(replay(92), MAMBA_FINE),
+        ),
+    )
+
+
 LIMITS = (
+    *(limit for release in _STATEFUL for limit in _of_states(release)),
     *(
         Limit(
-            "0.33.0",
-            law,
-            (MAMBA_FINE_MTP.name,),
+            release,
+            "L2",
+            (MAMBA_FINE.name,),
             ("host", "both"),
-            "of a request that loaded nothing the state inside a block is left to the "
-            "GPU (_build_partial_tail_store_jobs)",
-            _case(scenario, MAMBA_FINE_MTP),
+            "the state at a prompt's very end is handed over when a token is computed "
+            "after it, which no request does that decodes one",
+            _case(extension(88, 8), MAMBA_FINE),
         )
-        for law, scenario in (("L1", replay(92)), ("L2", extension(92, 8)))
-    ),
-    Limit(
-        "0.33.0",
-        "L3",
-        tuple(geometry.name for geometry in (*STATES, MAMBA_FINE_MTP)),
-        ("host", "both"),
-        "a state exists only where a step ends, and the scheduler ends one at the "
-        "junction that the GPU shows, not at one that only the host shows",
-        _case(siblings(64, 64, 3), MAMBA),
-    ),
-    *(
-        Limit(
-            "0.33.0",
-            law,
-            (MAMBA.name, MAMBA_MTP.name),
-            ("host", "both"),
-            "in chunks of several blocks: the scheduler ends a step at a prompt's last "
-            "blocks, and a state serves where a chunk ends",
-            _case(scenario, MAMBA, 2, max_num_batched_tokens=101),
-            _in_larger_chunks,
-        )
-        for law, scenario in (("L1", replay(225)), ("L2", extension(225, 1)))
-    ),
-    *_of_both(
-        "0.33.0",
-        (MAMBA_MTP.name,),
-        ("gpu", "host", "both"),
-        "of a prompt that ends with a block the GPU keeps one state more, a block "
-        "below, which vLLM's own tests ask for, and hands both over",
-        _case(replay(448), MAMBA_MTP, max_num_batched_tokens=101),
-    ),
-    *_of_both(
-        "0.33.0",
-        (MAMBA_FINE.name, MAMBA_FINE_MTP.name),
-        ("gpu", "host", "both"),
-        "the laws count whole blocks, and here the states inside a block are kept "
-        "under keys of their own",
-        _case(replay(92), MAMBA_FINE),
+        for release in ("0.30.0", "0.31.0")
     ),
     *_of_both(
         "0.25.1",
@@ -147,6 +175,8 @@ LIMITS = (
 ASTRAY = {
     # A window that every rank holds whole is counted as if it were spread over them,
     # so its tails are stored at half their position.
+    "0.31.0": ("swa-drafter-dcp2",),
+    "0.32.0": ("swa-drafter-dcp2",),
     "0.33.0": ("swa-drafter-dcp2",),
 }
 

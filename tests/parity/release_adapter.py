@@ -777,7 +777,9 @@ def refusal(
         if hasattr(FullAttentionSpec, "dcp_sharded"):
             # HybridKVCacheCoordinator: only a drafter's groups may be on every rank.
             windows = [group for group in windows if not group.eagle]
-        elif len(geometry.groups) > 1:
+        elif len(geometry.groups) > 1 and not hasattr(
+            kv_cache_utils, "resolve_dcp_kv_block_size"
+        ):
             # resolve_kv_cache_block_sizes
             return f"{release} has no context parallelism for several groups"
         if windows:

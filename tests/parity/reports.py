@@ -82,14 +82,14 @@ REPORTS = (
         "54713 and 55036",
         "only one of the two replay boundaries is stored",
         "L1",
-        ("0.25.1", "0.33.0"),
+        ("0.25.1", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
         _hits(replay(8193), DSV4, 0, "host"),
     ),
     Report(
         "57610",
         "a request that parts in the last block hits nothing",
         "L4",
-        ("0.25.1", "0.33.0"),
+        ("0.25.1", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
         _hits(edit_near_end(4100, 5), GEMMA_NO_EAGLE, 0, "gpu"),
     ),
     Report(

@@ -73,6 +73,11 @@ EDITS = {
     "0.25.1": {(4100, 5): (0, 4064), (4110, 5): (4096, 4096)},
 }
 
+# Each of these was measured, too, and does what 0.33.0 does.
+for _release in ("0.30.0", "0.31.0", "0.32.0"):
+    for _table in (REPLAYS, CHUNKS, SIBLINGS, EDITS):
+        _table[_release] = _table["0.33.0"]
+
 VERSION = release_adapter.version()
 
 
@@ -113,7 +118,7 @@ def test_edits_near_the_end(case):
 
 
 def test_a_drafter_hole_at_a_prefill_chunk_is_seen_by_the_sweep():
-    if_broken = {"0.25.1": [8514], "0.33.0": []}
+    if_broken = {"0.25.1": [8514]}
     records = sweep.measure(GEMMA, [8193, 8514], [None])
     short = [r["length"] for r in records if r["host"] < r["want_host"]]
-    assert short == if_broken[VERSION]
+    assert short == if_broken.get(VERSION, [])
