@@ -77,6 +77,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import ( 
 from vllm.model_executor.models import registry  # noqa: E402
 from vllm.utils.hashing import sha256  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
+from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
 from vllm.v1.core.kv_cache_utils import (  # noqa: E402
     get_block_hash,
     get_group_id,
@@ -764,7 +765,7 @@ def refusal(
     if not geometry.has_sliding_window and retention not in harmless:
         return f"{release} refuses retention for full attention alone"
     if geometry.has_mamba and not hasattr(
-        OffloadingConnector, "supports_divergent_local_hybrid_hits"
+        KVCacheManager, "get_computed_blocks_for_connector"
     ):
         # Scheduler.schedule takes the longest of the groups' local hits.
         return (
