@@ -470,6 +470,7 @@ def test_status(world: World, tree: Path) -> None:
         ("0.32.0", "88a86ae9ed80a1bcfef74a37e9ba08b31cc5fb29"),
         ("0.31.0", "3de02f5cf6ce2d6fa7af745825011f57f9d4ba06"),
         ("0.30.0", "5d8a5947ea1756a1ad067ea5d8247cdfb33a144f"),
+        ("0.26.0", "620fdcbcb6b6d7e0104061f37865a556fcf7a9bc"),
         ("0.25.1", "6f372067e1059cad23094c6a0ba531a1608c5183"),
     ],
 )

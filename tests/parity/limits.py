@@ -138,6 +138,9 @@ def _of_states(release: str) -> tuple[Limit, ...]:
     )
 
 
+# The releases whose host hits are not aligned to chunks.
+_UNALIGNED = ("0.25.1", "0.26.0")
+
 LIMITS = (
     *(limit for release in _STATEFUL for limit in _of_states(release)),
     *(
@@ -152,21 +155,27 @@ LIMITS = (
         )
         for release in ("0.30.0", "0.31.0")
     ),
-    *_of_both(
-        "0.25.1",
-        (WHOLE.name,),
-        ("host", "both"),
-        "its lookup may end a token short of a block, at the prompt's last token, "
-        "so a window of whole blocks is stored with one block more",
-        _case(replay(368), WHOLE),
-    ),
-    *_of_both(
-        "0.25.1",
-        (STRADDLING.name,),
-        ("host", "both"),
-        "a hit may end inside a window's block, so no tail can be told apart and "
-        "all of the window's blocks are stored",
-        _case(replay(368), STRADDLING),
+    *(
+        limit
+        for release in _UNALIGNED
+        for limit in (
+            *_of_both(
+                release,
+                (WHOLE.name,),
+                ("host", "both"),
+                "its lookup may end a token short of a block, at the prompt's last "
+                "token, so a window of whole blocks is stored with one block more",
+                _case(replay(368), WHOLE),
+            ),
+            *_of_both(
+                release,
+                (STRADDLING.name,),
+                ("host", "both"),
+                "a hit may end inside a window's block, so no tail can be told apart "
+                "and all of the window's blocks are stored",
+                _case(replay(368), STRADDLING),
+            ),
+        )
     ),
 )
 
