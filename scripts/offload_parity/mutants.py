@@ -42,6 +42,7 @@ DECIDING = {
         "OffloadingConnectorScheduler._reachable_store_block_mask",
         "OffloadingConnectorScheduler._replay_boundaries",
         "OffloadingConnectorScheduler._reachable_blocks",
+        "OffloadingConnectorScheduler._reachable_chunks",
         "OffloadingConnectorScheduler._holds_kv",
     ),
 }
