@@ -5,7 +5,7 @@ Their findings are counted apart; a test plays each one's case, so that a limit 
 gone is noticed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +54,12 @@ def _case(
     scenario: Scenario,
     geometry: Geometry,
     blocks_per_chunk: int = 1,
+    tier: str = "host",
     **more: int,
 ) -> Callable[[], Case]:
     def make() -> Case:
-        options = room(geometry, scenario.history, "host") | more
-        setup = Setup(geometry, 0, "host", blocks_per_chunk, tuple(options.items()))
+        options = room(geometry, scenario.history, tier) | more
+        setup = Setup(geometry, 0, tier, blocks_per_chunk, tuple(options.items()))
         return Case(scenario.name, "hits", setup, scenario.history)
 
     return make
@@ -71,6 +72,29 @@ def _in_larger_chunks(setup: Setup) -> bool:
 def _of_both(release: str, *rest: Any) -> tuple[Limit, Limit]:
     """L6 and L7: what is kept beyond the named tails (L6) is useless, too (L7)."""
     return Limit(release, "L6", *rest), Limit(release, "L7", *rest)
+
+
+def _of_all_states(release: str) -> tuple[Limit, ...]:
+    """The limits of Mamba states on each release that serves them."""
+    return (
+        Limit(
+            release,
+            "L3",
+            tuple(geometry.name for geometry in (*STATES, MAMBA_FINE_MTP)),
+            ("host", "both"),
+            "a state exists only where a step ends, and the scheduler ends one at the "
+            "junction that the GPU shows, not at one that only the host shows",
+            _case(siblings(64, 64, 3), MAMBA),
+        ),
+        *_of_both(
+            release,
+            (MAMBA_FINE.name, MAMBA_FINE_MTP.name),
+            ("gpu", "host", "both"),
+            "the laws count whole blocks, and here the states inside a block are kept "
+            "under keys of their own",
+            _case(replay(92), MAMBA_FINE),
+        ),
+    )
 
 
 # The releases that resume where a Mamba group has a state, with a connector.
@@ -86,6 +110,7 @@ def _of_states(release: str) -> tuple[Limit, ...]:
         "GPU (_build_partial_tail_store_jobs)"
     )
     return (
+        *_of_all_states(release),
         *(
             Limit(
                 release,
@@ -96,15 +121,6 @@ def _of_states(release: str) -> tuple[Limit, ...]:
                 _case(scenario, MAMBA_FINE_MTP),
             )
             for law, scenario in (("L1", replay(92)), ("L2", extension(92, 8)))
-        ),
-        Limit(
-            release,
-            "L3",
-            tuple(geometry.name for geometry in (*STATES, MAMBA_FINE_MTP)),
-            ("host", "both"),
-            "a state exists only where a step ends, and the scheduler ends one at the "
-            "junction that the GPU shows, not at one that only the host shows",
-            _case(siblings(64, 64, 3), MAMBA),
         ),
         *(
             Limit(
@@ -127,19 +143,44 @@ def _of_states(release: str) -> tuple[Limit, ...]:
             "below, which vLLM's own tests ask for, and hands both over",
             _case(replay(448), MAMBA_MTP, max_num_batched_tokens=101),
         ),
-        *_of_both(
-            release,
-            (MAMBA_FINE.name, MAMBA_FINE_MTP.name),
-            ("gpu", "host", "both"),
-            "the laws count whole blocks, and here the states inside a block are kept "
-            "under keys of their own",
-            _case(replay(92), MAMBA_FINE),
-        ),
     )
 
 
 # The releases whose host hits are not aligned to chunks.
-_UNALIGNED = ("0.25.1", "0.26.0")
+_UNALIGNED = ("0.25.1", "0.26.0", "0.28.0", "0.29.0")
+
+
+def _of_states_before_0_30(release: str) -> Iterator[Limit]:
+    """The limits of Mamba states on 0.28.0 and 0.29.0."""
+    yield from _of_all_states(release)
+    yield Limit(
+        release,
+        "L1",
+        (MAMBA_FINE_MTP.name,),
+        ("host", "both"),
+        "where a block takes several prefill steps, dense retention has states that "
+        "sparse retention names no position for",
+        _case(replay(92), MAMBA_FINE_MTP, max_num_batched_tokens=29),
+    )
+    yield Limit(
+        release,
+        "L2",
+        (MAMBA_FINE.name,),
+        ("host", "both"),
+        "the step after a prompt's last hands its state inside a block over, and a "
+        "request that ends with its first token has none",
+        _case(extension(88, 8), MAMBA_FINE),
+    )
+    yield Limit(
+        release,
+        "L6",
+        (MAMBA_MTP.name,),
+        ("gpu",),
+        "a resend of a prompt that ends with a block looks for a state one block "
+        "below the named one, makes it in vain and keeps it",
+        _case(replay(352), MAMBA_MTP, tier="gpu"),
+    )
+
 
 LIMITS = (
     *(limit for release in _STATEFUL for limit in _of_states(release)),
@@ -176,6 +217,11 @@ LIMITS = (
                 _case(replay(368), STRADDLING),
             ),
         )
+    ),
+    *(
+        limit
+        for release in ("0.28.0", "0.29.0")
+        for limit in _of_states_before_0_30(release)
     ),
 )
 

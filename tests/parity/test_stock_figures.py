@@ -29,6 +29,13 @@ REPLAYS = {
         },
         ("gemma", 0): {8193: (8192, 8192)},
     },
+    "0.29.0": {
+        ("dsv4-mtp", 0): {8192: (7936, 0), 8193: (0, 0), 7102: (6912, 6912)},
+        ("dsv4-mtp", 4096): {8192: (7936, 0), 8193: (4096, 0), 7102: (6912, 6912)},
+        ("dsv4-mtp", None): {8192: (7936, 0), 8193: (7936, 0), 7102: (6912, 6912)},
+        ("gemma-eagle", 0): {8076: (0, 8048), 4937: (0, 4912), 8193: (0, 8176)},
+        ("gemma", 0): {8193: (8192, 8192)},
+    },
     # The GPU side knows no peek, and the store's tails end a chunk early.
     "0.27.1": {
         ("dsv4-mtp", None): {
@@ -69,6 +76,14 @@ CHUNKS = {
         ("dsv4", None): 4410,
         ("dsv4-mtp", None): 4600,
     },
+    # Its store knows no retention, like those before.
+    "0.29.0": {
+        ("dsv4", 0): 4410,
+        ("dsv4-mtp", 0): 4601,
+        ("dsv4-mtp", 4096): 4601,
+        ("dsv4", None): 4410,
+        ("dsv4-mtp", None): 4601,
+    },
     "0.27.1": {
         ("dsv4", 0): 4410,
         ("dsv4-mtp", 0): 4601,
@@ -87,6 +102,15 @@ SIBLINGS = {
         (DSV4, "gpu", 0): [0, 0, 0, 0],
         (DSV4, "gpu", 4096): [0, 16384, 16384, 16384],
         (DSV4, "host", None): [0, 19712, 19712, 19712],
+    },
+    # Of 20,000 tokens the store keeps a drafter's chunk below 19,968, not the one past.
+    "0.29.0": {
+        (DSV4_NO_EAGLE, "gpu", 0): [0, 0, 19968, 19968],
+        (DSV4_NO_EAGLE, "host", 0): [0, 19968, 19968, 19968],
+        (DSV4, "gpu", 0): [0, 0, 0, 0],
+        (DSV4, "gpu", 4096): [0, 16384, 16384, 16384],
+        (DSV4, "host", 0): [0, 0, 0, 0],
+        (DSV4, "host", None): [0, 0, 0, 0],
     },
     # Their stores know no retention, and the EAGLE group keeps no junction's tail.
     "0.27.1": {
@@ -114,10 +138,14 @@ SIBLINGS = {
 # Gemma without a drafter, retention 0: (tokens, edited at the end): (GPU, host)
 EDITS = {
     "0.33.0": {(4100, 5): (0, 0), (4110, 5): (4096, 4096)},
+    "0.29.0": {(4100, 5): (0, 4064), (4110, 5): (4096, 4096)},
     "0.27.1": {(4100, 5): (0, 4064), (4110, 5): (4096, 4096)},
     "0.26.0": {(4100, 5): (0, 4064), (4110, 5): (4096, 4096)},
     "0.25.1": {(4100, 5): (0, 4064), (4110, 5): (4096, 4096)},
 }
+# Measured as well, and the same.
+for _figures in (REPLAYS, CHUNKS, SIBLINGS, EDITS):
+    _figures["0.28.0"] = _figures["0.29.0"]
 
 # Each of these was measured, too, and does what 0.33.0 does.
 for _release in ("0.30.0", "0.31.0", "0.32.0"):
@@ -164,6 +192,7 @@ def test_edits_near_the_end(case):
 
 
 def test_a_drafter_hole_at_a_prefill_chunk_is_seen_by_the_sweep():
+    # Fixed in 0.26.0.
     if_broken = {"0.25.1": [8514]}
     records = sweep.measure(GEMMA, [8193, 8514], [None])
     short = [r["length"] for r in records if r["host"] < r["want_host"]]
