@@ -35,7 +35,7 @@ def measure(release: Release, jobs: int, repeats: int, lengths: tuple[int, ...])
 
 
 @click.command(help=__doc__.splitlines()[0])
-@click.option("--release", help="One release; default: all supported.")
+@click.option("--release", help="One release; default: the newest and the oldest.")
 @click.option(
     "--repeats", type=click.IntRange(2), default=2, show_default=True,
     help="Processes per tree; each sends short prompts several times.",
@@ -51,7 +51,7 @@ def measure(release: Release, jobs: int, repeats: int, lengths: tuple[int, ...])
 def cli(release, repeats, lengths, jobs) -> None:
     """Measure, print the tables and write the file."""
     bad = 0
-    for each in releases.chosen(release):
+    for each in releases.in_full(release):
         began = time.monotonic()
         folder = build_root() / "reports" / each.version if lengths else each.folder
         writable(folder)

@@ -21,7 +21,7 @@ from offload_parity.simulation import Tree
 
 
 @click.command(help=__doc__)
-@click.option("--release", help="One release; default: all supported.")
+@click.option("--release", help="One release; default: the newest and the oldest.")
 @click.option("--stock", type=click.Path(path_type=Path), multiple=True,
               help="A tree to take as stock, not the built ones.")  # fmt: skip
 @click.option("--patched", type=click.Path(path_type=Path), multiple=True,
@@ -45,7 +45,7 @@ def cli(release, stock, patched, python, quick, no_plots, jobs) -> None:
     for tree in own:
         groups.setdefault(sim_server.version_of(tree.path), []).append(tree)
     if not own:
-        for each in releases.chosen(release):
+        for each in releases.in_full(release):
             groups[each.version] = simulation.trees_of(each)
     plans = [p for version, t in groups.items() for p in experiment.plans(version, t)]
     if quick:

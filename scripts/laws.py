@@ -51,7 +51,7 @@ def cli() -> None:
 
 
 release_option = click.option(
-    "--release", "version", help="One supported release; default: each."
+    "--release", "version", help="One release; default: the newest and the oldest."
 )
 python_option = click.option(
     "--python", type=click.Path(path_type=Path),
@@ -103,7 +103,7 @@ def laws(
         simulation.check_tree(tree)
     if not trees:
         kinds = ("stock",) if proving else simulation.KINDS
-        for each in releases.chosen(version):
+        for each in releases.in_full(version):
             trees += simulation.trees_of(each, kinds)
     folder = writable(out or build_root() / "reports")
     arguments = ["laws", "--jsonl", "--seed", str(seed)]

@@ -207,7 +207,7 @@ def write(release: Release, verdicts: list[Verdict]) -> Path:
 
 
 @click.command(help=__doc__.splitlines()[0])
-@click.option("--release", help="One release; default: all supported.")
+@click.option("--release", help="One release; default: the newest and the oldest.")
 @click.option(
     "--jobs", type=click.IntRange(1), default=upstream_tests.default_jobs,
     help="Processes side by side; default: 2, 1 on a single core.",
@@ -217,7 +217,7 @@ def cli(release, jobs, only) -> None:
     """Plant, judge, list."""
     env = unit_env.ensure()
     bad = 0
-    for each in releases.chosen(release):
+    for each in releases.in_full(release):
         # Two runs would change each other's overlays.
         with lock(build_root() / f".vllm-{each.version}-mutants.lock"):
             bad += report(each, env, jobs, only)

@@ -14,7 +14,9 @@ from offload_parity.report import Report, Result, bar
 from offload_parity.unit_env import UnitEnv
 from offload_parity.upstream_tests import Progress
 
-release_option = click.option("--release", help="One release; default: all supported.")
+release_option = click.option(
+    "--release", help="One release; default: the newest and the oldest, lint: all."
+)
 jobs_option = click.option(
     "--jobs",
     type=click.IntRange(1),
@@ -49,7 +51,7 @@ def test(release: str | None, jobs: int, each_commit: bool, every: bool) -> None
     applies and that its row of the matrix is its own.
     """
     wanted = releases.chosen(release)
-    full = wanted if release or every else in_full(wanted)
+    full = wanted if every else releases.in_full(release)
     report = Report()
     for each in wanted:
         report.run(f"vLLM {each.version}", "series", steps.series(each))
@@ -73,11 +75,6 @@ def test(release: str | None, jobs: int, each_commit: bool, every: bool) -> None
             f"In full: make test RELEASE={rest[0].version}"
         )
     finish(report)
-
-
-def in_full(wanted: tuple[Release, ...]) -> tuple[Release, ...]:
-    """The newest and the oldest release: what lies between has parts of both."""
-    return wanted[:1] + wanted[1:][-1:]
 
 
 def test_release(
@@ -127,7 +124,7 @@ def proof_command(release: str | None, jobs: int) -> None:
     """Show each new test failing on the stock release and passing on the patched."""
     env = unit_env.ensure()
     bad = 0
-    for each in releases.chosen(release):
+    for each in releases.in_full(release):
         with bar(f"vLLM {each.version}") as progress:
             found = proof.check(each, env, jobs=jobs, progress=progress)
         click.echo(steps.proof_table(each, found))

@@ -20,7 +20,9 @@ from offload_parity.simulation import Job, Tree
 
 
 @click.command(help=__doc__.splitlines()[0])
-@click.option("--release", "version", help="One supported release; default: each.")
+@click.option(
+    "--release", "version", help="One release; default: the newest and the oldest."
+)
 @click.option(
     "--stock",
     multiple=True,
@@ -64,7 +66,7 @@ def cli(
         *(Tree("stock", path.resolve()) for path in stock),
         *(Tree("patched", path.resolve()) for path in patched),
     ] or [
-        tree for each in release.chosen(version) for tree in simulation.trees_of(each)
+        tree for each in release.in_full(version) for tree in simulation.trees_of(each)
     ]
     for tree in trees:
         simulation.check_tree(tree)

@@ -152,6 +152,7 @@ def test_the_newest_and_the_oldest_release_in_full(
         "test_release",
         lambda _, each, *more: tested.append(each.version),
     )
+    monkeypatch.setattr(matrix, "read_row", lambda each: {})
     monkeypatch.setattr(matrix, "stale", lambda each: rows.append(each.version))
     done = CliRunner().invoke(release_tests.cli, ["test", *words])
     assert done.exit_code == 0, done.output
@@ -162,13 +163,15 @@ def test_the_newest_and_the_oldest_release_in_full(
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_no_release_is_tested_twice(count: int) -> None:
+def test_no_release_is_tested_twice(monkeypatch, count: int) -> None:
     known = (releases.default(),) * count
-    assert len(release_tests.in_full(known)) == min(count, 2)
+    monkeypatch.setattr(releases, "supported", lambda: known)
+    assert len(releases.in_full(None)) == min(count, 2)
 
 
 def test_a_row_of_another_series_fails(fake, monkeypatch, capsys) -> None:
-    why = "patches/0.33.0/matrix.json is missing: run make matrix RELEASE=0.33.0"
+    why = "patches/0.33.0/matrix.json was measured with another series"
+    monkeypatch.setattr(matrix, "read_row", lambda _: {})
     monkeypatch.setattr(matrix, "stale", lambda _: why)
     report = Report()
     report.run("vLLM 0.33.0", "matrix", steps.matrix_row(releases.default()))

@@ -352,7 +352,7 @@ def row(release: Release, results: Mapping[Cell, Any]) -> dict[str, Any]:
     """A release's row from the results of all its cells."""
     found: dict[str, Any] = {
         "release": release.version,
-        "series": build_tree.series_digest(patches.read_series(release)),
+        "series": patches.series_digest(patches.read_series(release)),
     }
     for kind in KINDS:
         found[kind] = {
@@ -505,7 +505,7 @@ def read_row(release: Release) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         # What the table takes of it is there.
-        table([found])
+        table({release.version: found})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -520,21 +520,20 @@ def _remedy(release: Release) -> str:
 
 
 def stale(release: Release) -> str | None:
-    """Why a release's row is not that of its series, in one line; None if it is."""
+    """Why a release's row is not that of its series, in one line; None if it is.
+
+    None as well if it has no row yet: the table says so.
+    """
+    found = read_row(release)
     series = patches.read_series(release)
-    if not series.patches:
+    if found is None or found.get("series") == patches.series_digest(series):
         return None
     where = shown(row_path(release))
-    found = read_row(release)
-    if found is None:
-        return f"{where} is missing: {_remedy(release)}"
-    if found.get("series") != build_tree.series_digest(series):
-        return f"{where} was measured with another series: {_remedy(release)}"
-    return None
+    return f"{where} was measured with another series: {_remedy(release)}"
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in Markdown: a line per release and tree, in the order given."""
+def table(rows: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """The rows by release in Markdown: a line per tree, in the order given."""
     head = (
         "release",
         "tree",
@@ -545,11 +544,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         "vLLM's own tests",
     )
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for found in rows:
+    for version, found in rows.items():
+        if found is None:
+            line = (version, "", "not measured yet", *[""] * (len(head) - 3))
+            lines.append("| " + " | ".join(line) + " |")
+            continue
         for kind in KINDS:
             one = found[kind]
             line = (
-                found["release"] if kind == KINDS[0] else "",
+                version if kind == KINDS[0] else "",
                 kind,
                 _laws(one["laws"]),
                 _chunks(one["chunks"]),
@@ -620,8 +623,7 @@ def with_table(text: str, new: str) -> str:
 
 def committed_table() -> str:
     """The table of the rows that are committed, the newest release first."""
-    rows = (read_row(release) for release in releases.supported())
-    return table([found for found in rows if found])
+    return table({r.version: read_row(r) for r in releases.supported()})
 
 
 def write_table(readme: Path = ROOT / "README.md") -> bool:

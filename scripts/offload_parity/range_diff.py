@@ -56,7 +56,7 @@ def _commits(release: Release) -> tuple[git.Repo, str]:
         state = build_tree.read_state(tree)
         if (
             state
-            and state.series == build_tree.series_digest(series)
+            and state.series == patches.series_digest(series)
             and tree.commit_id(state.tip)
         ):
             return tree, state.tip

@@ -153,3 +153,15 @@ def chosen(version: str | None) -> tuple[Release, ...]:
         UserError: as ``get``.
     """
     return (get(version),) if version else supported()
+
+
+def in_full(version: str | None) -> tuple[Release, ...]:
+    """The release named, or the newest and the oldest, for what takes minutes each.
+
+    What lies between has parts of both.
+
+    Raises:
+        UserError: as ``get``.
+    """
+    found = chosen(version)
+    return found[:1] + found[1:][-1:]
