@@ -4,7 +4,7 @@
 import random
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -184,16 +184,37 @@ class _Stores:
             return {(group, key) for _, group, key in parts.cached_blocks()}
         return {(group, key) for group, key, _, _ in parts.host_entries()}
 
+    def _shown(self, hashes: Sequence[Any]) -> int:
+        """Tokens of a text whose full attention the host held before the send.
+
+        Not all that was decoded is stored: 0.25.1 leaves out what its last step made.
+        """
+        unit = self._engine.parts.hash_block
+        shown = len(hashes) * unit
+        for index, group in enumerate(self._setup.geometry.groups):
+            if group.kind == "full":
+                step = self._setup.chunk(group) // unit
+                held = (
+                    (index, bytes(key)) in self._known
+                    for key in hashes[step - 1 :: step]
+                )
+                count = next((i for i, there in enumerate(held) if not there), None)
+                if count is not None:
+                    shown = min(shown, count * self._setup.chunk(group))
+        return shown
+
     def __call__(self, sent: Sent) -> None:
         for tier, laws in self._laws.items():
             if f"reset_{tier}" in self._resets[len(self.new)]:
                 laws.forget()
         now = self._held()
         new = now - self._known
-        self._known = now
         own = []
+        shared = {laws.shared(sent.tokens) for laws in self._laws.values()}
         if new:
             hashes = self._engine.parts.block_hashes(sent.text)
+            if self._setup.tier != "gpu":
+                shared.add(self._shown(hashes))
             # The GPU also serves the beginning of a block, under its last hash.
             places = {bytes(key): i for i, key in enumerate(hashes)}
             unit = self._engine.parts.hash_block
@@ -203,7 +224,7 @@ class _Stores:
                 for group, key in new
                 if key in places
             ]
-        shared = {laws.shared(sent.tokens) for laws in self._laws.values()}
+        self._known = now
         self.new.append(set(own))
         self.strange.append(len(new) - len(own))
         self.shared.append([s for s in shared if 0 < s < len(sent.tokens)])

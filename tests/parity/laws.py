@@ -28,7 +28,7 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 class Demand:
     """A law's demand on one send: `hit` tokens at least.
 
-    `excused`: what L3 or L4 would ask for if some earlier prompt had computed that
+    `excused`: what the law would ask for if some earlier prompt had computed that
     position.
     """
 
@@ -89,21 +89,25 @@ class Laws:
         if not shared:
             return None
         mark = dense_hit // self._align * self._align
+        # Who was served past a position never computed the tail below it.
+        whole = [
+            sent
+            for sent in self._sent
+            if shared == len(sent.tokens) and common_prefix(tokens, sent.text) == shared
+        ]
+        if whole:
+            law = "L1" if shared == len(tokens) else "L2"
+            return Demand(law, mark, all(sent.hit > mark for sent in whole))
         limit = None
         for sent in self._sent:
             if common_prefix(tokens, sent.text) < shared:
                 continue
-            if shared == len(tokens) == len(sent.tokens):
-                return Demand("L1", mark)
-            if shared == len(sent.tokens):
-                return Demand("L2", mark)
             if shared > len(sent.tokens):
                 # It repeats decoded text: the prompt's own boundary is owed.
                 own = dense_hit if own_hit is None else own_hit
                 limit = max(limit or 0, self._boundary(len(sent.tokens), shared, own))
         if limit is not None:
             return Demand("L2", min(dense_hit, limit) // self._align * self._align)
-        # Who was served past that position never computed the tail below it.
         parted = [
             sent
             for place, sent in self._junctions

@@ -91,6 +91,17 @@ def test_a_turn_is_owed_the_boundary_of_the_prompt():
     assert eagle.demand([*one.text[:104], 5], 160, 95) == Demand("L2", 64)
 
 
+def test_a_prompt_that_was_served_past_a_position_never_computed_its_tail():
+    laws = Laws(Setup(SMALL_NO_EAGLE, 512, blocks_per_chunk=2))
+    laws.add(Sent([0] * 129, 0, 0))
+    served = Sent([0] * 125, 96, 0)
+    laws.add(served)
+    assert laws.demand([*served.tokens, 5], 64) == Demand("L2", 64, excused=True)
+    assert laws.demand(served.tokens, 64) == Demand("L1", 64, excused=True)
+    laws.add(Sent([0] * 125, 64, 0))
+    assert laws.demand([*served.tokens, 5], 64) == Demand("L2", 64)
+
+
 def test_the_positions_of_a_prompt():
     setup = Setup(SMALL, 0, "host")
     assert positions(setup, Sent([0] * 355, 0, 0), [200]) == {
