@@ -250,6 +250,7 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         return verdicts.setdefault(law, new)
 
     owed: list[int | None] = []
+    excused: list[int] = []
     for number, (one, law) in enumerate(
         _demands(case, sent, marks, [s.hit for s in dense])
     ):
@@ -258,6 +259,7 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
             continue
         here = verdict(law.law)
         if law.excused:
+            excused.append(number)
             here.more["excused"] = here.more.get("excused", 0) + 1
             continue
         here.more["checks"] += 1
@@ -273,6 +275,7 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
     here.more |= {
         "checks": 1,
         "owed": owed,
+        "excused": excused,
         "align": setup.alignment,
         "astray": setup.geometry.name
         in limits.ASTRAY.get(release_adapter.version(), ()),

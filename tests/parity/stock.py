@@ -14,6 +14,9 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     then a send need only hit what L1 to L4 ask for. All sends before it are counted
     together: with another retention the GPU hits otherwise, so another send stores a
     chunk. The same where stock's tails are astray (`limits.ASTRAY`).
+
+    A send is excused that resumes where an earlier one was served past, if all sends
+    together hit no less than on stock: who is not served computes, and stores, more.
     """
     align = patched["align"]
     words = []
@@ -24,6 +27,10 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
         priced = not _is_sparse(stock, number) and _is_sparse(patched, number)
         if priced or patched["astray"]:
             want = min(want, owed or 0)
+        if number in patched["excused"] and (
+            sum(patched["hits"][: number + 1]) >= sum(stock["hits"][: number + 1])
+        ):
+            continue
         if mine < want:
             words.append(f"send {number} hits {mine}, on stock {want}")
     return words

@@ -394,6 +394,7 @@ def test_l6_compares_with_stock():
         "stored": [9, 0, 0, 0],
         "dense_stored": [30, 0, 0, 0],
         "owed": [None, 352, 352, None],
+        "excused": [],
         "align": 32,
         "astray": False,
     }
@@ -402,6 +403,13 @@ def test_l6_compares_with_stock():
         "send 2 hits 352, on stock 384",
         "send 3 hits 0, on stock 32",
     ]
+    # Who was served more before may lack what it did not compute, and no more.
+    excused = {**mine, "excused": [3]}
+    assert below_stock(excused, stock)[1:] == ["send 3 hits 0, on stock 32"]
+    assert below_stock({**excused, "hits": [0, 384, 384, 0]}, stock) == [
+        "send 3 hits 0, on stock 32"
+    ]
+    assert below_stock({**excused, "hits": [0, 430, 384, 0]}, stock) == []
     dense = {**stock, "stored": [30, 0, 0, 0]}
     # It stores all that dense retention does: only what the laws ask for counts.
     assert below_stock(mine, dense) == []
