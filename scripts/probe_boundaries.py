@@ -13,6 +13,7 @@ import click
 
 from offload_parity import cli as scripts
 from offload_parity import release as releases
+from offload_parity.errors import UserError
 from offload_parity.probes import boundaries as probe
 from offload_parity.probes import plots
 from offload_parity.probes.command import (
@@ -47,7 +48,7 @@ def remedy(version: str | None) -> str:
 @click.command(help=__doc__)
 @run_seed(metavar="[RUN_SEED]")
 @click.option("--align", type=click.IntRange(1),
-              help="Tokens to which hits are aligned; default: measured.")  # fmt: skip
+              help="Tokens across which to try; default: hits' alignment.")  # fmt: skip
 @click.option("--around", type=click.IntRange(2),
               help="The boundary in the middle; default: one past 2,048.")  # fmt: skip
 @click.option("--step", type=click.IntRange(1),
@@ -61,9 +62,14 @@ def remedy(version: str | None) -> str:
 def cli(address, run_seed, align, around, step, filler, fillers, output) -> None:
     """Measure, print, and say the verdict."""
     meter, maker = open_server(address)
-    if align is None:
-        with progress(0, "requests") as bar:
-            align = probe.alignment(meter, maker, run_seed, bar.set_postfix_str)
+    with progress(0, "requests") as bar:
+        measured = probe.alignment(meter, maker, run_seed, bar.set_postfix_str)
+    align = align or measured
+    if align % measured:
+        raise UserError(
+            f"--align {align}: hits of this server are aligned to {measured:,} tokens; "
+            "give a multiple of that, or leave it out"
+        )
     tried = probe.lengths(align, around, step)
     check_length(meter, tried[-1])
     most = meter.server.max_model_len
@@ -78,11 +84,11 @@ def cli(address, run_seed, align, around, step, filler, fillers, output) -> None
     title = f"{meter.server.model}, vLLM {version}: {word}"
     report(
         output, meter, maker, run_seed,
-        [p.row() for p in points], {"verdict": word, "alignment": align}, words,
+        [p.row() for p in points], {"verdict": word, "alignment": measured}, words,
         lambda path: plots.boundaries(points, title, path),
         [
             *([remedy(version)] if word == "AFFECTED" else []),
-            f"{word}: hits are aligned to {align} tokens",
+            f"{word}: hits are aligned to {measured} tokens",
         ],
     )  # fmt: skip
     sys.exit(_STATUS[word])

@@ -58,7 +58,8 @@ def found(label: str = "patched", hits: int = 70) -> Found:
         for mode in (KEPT, EVICTED)
         for i, cached in enumerate((0, 16_384, 19_712, 19_712))
     ]
-    points = [Point(n, seen(2048)) for n in (2176, 2304, 2400)]
+    hits = ((2176, 2048), (2304, 2048), (2400, 2304))
+    points = [Point(n, seen(host)) for n, host in hits]
     total = Difference(200, 0, 0, 100 * PER_PROMPT, 5 * 10**9)
     return Found(plan(label), FACTS, cache, total, siblings, points)
 

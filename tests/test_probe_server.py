@@ -172,8 +172,47 @@ def test_the_address_is_honoured(fake, capsys) -> None:
     assert fake.seen[0]["model"] == "fake"
     assert all(h["Authorization"] == "Bearer secret" for h in fake.headers)
     assert "secret" not in "".join(capsys.readouterr())
-    assert run(make_request.cli, "50", "1", "--url", fake.url, "--model", "other") == 0
-    assert fake.seen[-1]["model"] == "other"
+    args = ("50", "1", "--url", fake.url, "--model")
+    assert run(make_request.cli, *args, "adapter") == 0
+    assert fake.seen[-1]["model"] == "adapter"
+    capsys.readouterr()
+    said = refused(capsys, make_request.cli, *args, "other")
+    assert "does not serve 'other'; it serves fake, adapter" in said
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ftp://x", "http://127.0.0.1:abc", "http://127.0.0.1:99999", "http://"]
+)
+def test_an_address_that_is_none(capsys, url: str) -> None:
+    said = refused(capsys, make_request.cli, "50", "1", "--url", url)
+    assert f"{url!r} is no address of a server: give --url" in said
+
+
+@pytest.mark.parametrize("key", ["ключ", "a\nb", "key\u2013x"])
+def test_a_key_that_no_header_can_hold(fake, capsys, key: str) -> None:
+    args = ("50", "1", "--url", fake.url, "--api-key", key)
+    said = refused(capsys, make_request.cli, *args)
+    assert "--api-key" in said and key not in said
+
+
+def test_the_environments_login_and_certificates_do_not_win(
+    fake, capsys, monkeypatch, tmp_path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login u password p\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    args = ("50", "1", "--url", fake.url, "--api-key", "secret")
+    assert run(make_request.cli, *args) == 0
+    assert all(h["Authorization"] == "Bearer secret" for h in fake.headers)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    server = server_module.Server(Address(fake.url, verify=False))
+    sent = []
+    monkeypatch.setattr(
+        server._session, "send", lambda request, **more: sent.append(more) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        _ = server.model
+    assert sent[0]["verify"] is False
 
 
 def test_tls_that_is_not_trusted(capsys) -> None:

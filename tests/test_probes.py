@@ -137,6 +137,24 @@ def test_what_is_still_on_the_gpu_is_not_judged() -> None:
     assert verdict([Point(128, seen(0, gpu=64))])[0] == "UNKNOWN"
 
 
+def test_a_window_that_shows_nothing_is_unknown(fake, capsys) -> None:
+    word, lines = verdict([Point(n, seen(256)) for n in (260, 300)])
+    assert word == "UNKNOWN" and "no boundary lies among them" in lines[0]
+    points = [Point(100, seen(0)), Point(130, seen(128)), Point(260, seen(256))]
+    word, lines = verdict(judge(points))
+    assert word == "OK"
+    assert lines == [
+        "not judged, no shorter length restored anything: 100",
+        "a resend restores what it should at all 2 lengths",
+    ]
+    args = ("1", "--url", fake.url, "--align")
+    assert run(probe_boundaries.cli, *args, "128") == 1
+    assert "--align 128: hits of this server are aligned to 256 tokens" in (
+        capsys.readouterr().err
+    )
+    assert run(probe_boundaries.cli, *args, "512") == 0
+
+
 @pytest.mark.parametrize(
     ("release", "words"),
     [

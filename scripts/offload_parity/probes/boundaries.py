@@ -66,7 +66,7 @@ def alignment(
     if not hits:
         raise UserError(
             f"{meter.server.url}: prompts that were just sent hit nothing on the GPU: "
-            "is prefix caching on? Give the alignment with --align"
+            "is prefix caching on?"
         )
     return math.gcd(*hits)
 
@@ -199,10 +199,17 @@ def verdict(points: Sequence[Point]) -> tuple[str, list[str]]:
     """OK, AFFECTED or UNKNOWN, and what it rests on."""
     tried = [p.length for p in points]
     on_gpu = [p.length for p in points if p.seen.gpu]
-    judged = [p for p in points if not p.seen.gpu]
+    looked_at = [p for p in points if not p.seen.gpu]
+    first = next((i for i, p in enumerate(looked_at) if p.seen.host), 0)
+    judged = looked_at[first:]
     lines = []
     if on_gpu:
         lines.append(f"not judged, still on the GPU: {_ranges(on_gpu, tried)}")
+    if first:
+        lines.append(
+            "not judged, no shorter length restored anything: "
+            f"{_ranges([p.length for p in looked_at[:first]], tried)}"
+        )
     if not judged:
         return "UNKNOWN", lines
     if not any(p.seen.host for p in judged):
@@ -225,5 +232,11 @@ def verdict(points: Sequence[Point]) -> tuple[str, list[str]]:
         )
     if nothing or less:
         return "AFFECTED", lines
+    if len({p.seen.host for p in judged}) < 2:
+        lines.append(
+            f"all {len(judged)} lengths restore the same, so no boundary lies among "
+            "them: leave --align out, or choose another with --around"
+        )
+        return "UNKNOWN", lines
     lines.append(f"a resend restores what it should at all {len(judged)} lengths")
     return "OK", lines

@@ -3,11 +3,13 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import requests
+import urllib3
 from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import ConnectTimeout, ReadTimeout, SSLError
 from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
@@ -94,14 +96,17 @@ class Server:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self.url = address.url.rstrip("/").removesuffix("/v1")
-        if not self.url.startswith(("http://", "https://")):
-            self.url = f"http://{self.url}"
+        self.url = _base(address.url)
         self._session = requests.Session()
-        self._session.verify = address.verify
-        self._session.cert = address.certificate
-        if address.api_key:
-            self._session.headers["Authorization"] = f"Bearer {address.api_key}"
+        # With each request: the environment's certificates (REQUESTS_CA_BUNDLE) and
+        # logins (.netrc) win over a session's.
+        self._options: dict[str, Any] = {
+            "verify": address.verify,
+            "cert": address.certificate,
+            "auth": _bearer(address.api_key),
+        }
+        if address.verify is False:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
     # --- HTTP ---
 
@@ -130,6 +135,7 @@ class Server:
                 json=payload,
                 timeout=(self._address.connect_s, limit),
                 stream=True,
+                **self._options,
             ) as response:
                 # As it comes in: a server that dribbles lets no read time out.
                 while part := response.raw.read1(1 << 16, decode_content=True):
@@ -153,6 +159,11 @@ class Server:
                 f"{self.url}{path}: the answer broke off; look at the server's log"
             ) from error
         except NoConnection as error:
+            if isinstance(error.args[0] if error.args else None, ProtocolError):
+                raise UserError(
+                    f"{self.url}{path}: the connection broke off; look at the "
+                    "server's log"
+                ) from error
             raise UserError(
                 f"{self.url}: no connection ({_short(error)}): is a server running "
                 "there? Name it with --url"
@@ -190,8 +201,6 @@ class Server:
     @cached_property
     def model(self) -> str:
         """The model's name: as given, else the only one that is served."""
-        if self._address.model:
-            return self._address.model
         return self._model_entry["id"]
 
     @cached_property
@@ -251,7 +260,8 @@ class Server:
                 f"{self.url} has no /tokenize: the probes need vLLM's own server, not "
                 "a gateway before it"
             )
-        tokens = self._json(response, "/tokenize").get("tokens")
+        body = self._json(response, "/tokenize")
+        tokens = body.get("tokens") if isinstance(body, dict) else None
         if not isinstance(tokens, list):
             raise UserError(f"{self.url}: /tokenize returned no tokens")
         return tokens
@@ -365,6 +375,45 @@ class Server:
                 f"{_message(response)}"
             )
         return True
+
+
+def _base(url: str) -> str:
+    """The address without the trailing "/v1", with a scheme.
+
+    Raises:
+        UserError: it is none.
+    """
+    base = url.strip() if "://" in url else f"http://{url.strip()}"
+    base = base.rstrip("/").removesuffix("/v1")
+    try:
+        parsed = urllib3.util.parse_url(base)
+    except HTTPError:
+        parsed = urllib3.util.Url()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UserError(
+            f"{url!r} is no address of a server: give --url http://host:port"
+        )
+    return base
+
+
+def _bearer(key: str | None) -> Callable[[Any], Any]:
+    """What adds the key to a request, or nothing.
+
+    Raises:
+        UserError: no header can hold it.
+    """
+    if key and not (key.isascii() and key.isprintable()):
+        raise UserError(
+            "the API key has a character that no HTTP header can hold: check what "
+            "was pasted into --api-key or OPENAI_API_KEY"
+        )
+
+    def add(request: Any) -> Any:
+        if key:
+            request.headers["Authorization"] = f"Bearer {key}"
+        return request
+
+    return add
 
 
 def _message(response: Reply) -> str:
