@@ -10,7 +10,7 @@ import json
 import click
 
 from offload_parity import cli as scripts
-from offload_parity.probes.command import address_options
+from offload_parity.probes.command import address_options, check_length
 from offload_parity.probes.prompts import PromptMaker
 from offload_parity.probes.server import Server
 
@@ -29,6 +29,7 @@ def cli(address, tokens, seed, prefix, prefix_seed, max_tokens) -> None:
     if bool(prefix) != (prefix_seed is not None):
         raise click.UsageError("--prefix and --prefix-seed: give both or neither")
     server = Server(address)
+    check_length(server, tokens, max_tokens)
     maker = PromptMaker(server)
     content = maker.prompt(tokens, seed, prefix, prefix_seed)
     maker.check(content, tokens)

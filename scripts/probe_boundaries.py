@@ -71,7 +71,7 @@ def cli(address, run_seed, align, around, step, filler, fillers, output) -> None
             "give a multiple of that, or leave it out"
         )
     tried = probe.lengths(align, around, step)
-    check_length(meter, tried[-1])
+    check_length(meter.server, tried[-1])
     most = meter.server.max_model_len
     filler = min(filler, most - 1) if most else filler
     with progress(2 * len(tried), "requests") as bar:

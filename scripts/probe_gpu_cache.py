@@ -29,7 +29,7 @@ from offload_parity.probes.command import (
 def cli(address, tokens, prompts, run_seed, output) -> None:
     """Measure and print."""
     meter, maker = open_server(address)
-    check_length(meter, tokens)
+    check_length(meter.server, tokens)
     with progress(2 * prompts, "requests") as bar:
 
         def done(request: gpu_cache.Request) -> None:

@@ -33,7 +33,7 @@ from offload_parity.probes.command import (
 def cli(address, run_seed, prefix, own, siblings, output) -> None:
     """Measure and print."""
     meter, maker = open_server(address)
-    check_length(meter, prefix + own)
+    check_length(meter.server, prefix + own)
     with progress(2 * siblings, "requests") as bar:
         found = probe.run(
             meter, maker, prefix, own, siblings, run_seed, lambda _: bar.update()

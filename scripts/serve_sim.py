@@ -61,7 +61,7 @@ def ready(plan: Plan, running: Running) -> str:
 @click.command(help=__doc__)
 @click.option("--release", help="A supported release; default: the newest.")
 @click.option("--stock", is_flag=False, flag_value="1", default="",
-              help="As published, without the series.")  # fmt: skip
+              help="As published, without the series; alone: 1.")  # fmt: skip
 @click.option(
     "--tree", type=click.Path(path_type=Path), help="A vLLM tree of your own instead."
 )

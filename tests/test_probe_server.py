@@ -244,6 +244,8 @@ def test_a_request_to_a_server_that_hides_what_is_cached(fake, capsys) -> None:
         (("50", "1", "--prefix", "48", "--prefix-seed", "x"), 1, "at most 47"),
         (("50", "1", "--prefix", "8"), 2, "give both or neither"),
         (("0", "1"), 2, "0 is not in the range"),
+        (("65536", "1"), 1, "65,536 tokens and 1 of output are more than"),
+        (("65000", "1", "--max-tokens", "600"), 1, "and 600 of output are more than"),
     ],
 )
 def test_requests_that_cannot_be_made(fake, capsys, args, status, words) -> None:

@@ -143,16 +143,16 @@ def open_server(address: Address) -> tuple[Meter, PromptMaker]:
     return Meter(server), maker
 
 
-def check_length(meter: Meter, tokens: int) -> None:
+def check_length(server: Server, tokens: int, output: int = 1) -> None:
     """Refuse prompts that the server would refuse.
 
     Raises:
         UserError: they are too long.
     """
-    most = meter.server.max_model_len
-    if most is not None and tokens + 1 > most:
+    most = server.max_model_len
+    if most is not None and tokens + output > most:
         raise UserError(
-            f"{tokens:,} tokens and one of output are more than the server's "
+            f"{tokens:,} tokens and {output:,} of output are more than the server's "
             f"--max-model-len of {most:,}: ask for fewer"
         )
 
