@@ -8,7 +8,7 @@ import click
 from offload_parity import cli as scripts
 from offload_parity import proof, steps, unit_env, upstream_tests
 from offload_parity import release as releases
-from offload_parity.paths import ROOT, build_root, shown
+from offload_parity.paths import build_root, shown
 from offload_parity.release import Release
 from offload_parity.report import Report, Result, bar
 from offload_parity.unit_env import UnitEnv
@@ -107,14 +107,9 @@ def test_release(
     for kind in ("stock", "patched"):
         step = steps.parity_tests(release, env, jobs, kind)
         report.run(group, f"simulation, {kind}", step)
-    for name, words in (
-        ("parity", ("laws.py", "laws")),
-        ("probes", ("experiment.py", "--quick", "--no-plots")),
-    ):
-        command = [sys.executable, ROOT / "scripts" / words[0], *words[1:]]
-        command += ["--release", release.version, "--jobs", str(jobs)]
-        log = upstream_tests.report_log(release, name)
-        report.run(group, name, steps.command(command, log))
+    on = ["--release", release.version, "--jobs", str(jobs)]
+    for name, step in steps.laws_and_probes(release, sys.executable, on):
+        report.run(group, name, step)
 
 
 @cli.command(name="proof")

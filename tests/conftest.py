@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -201,12 +202,17 @@ class World:
         }
 
     def run(self, *args: str) -> tuple[int, str, str]:
-        """Run a command in this process: exit code, stdout, stderr."""
-        self.monkeypatch.setattr(sys, "argv", ["series.py", *map(str, args)])
+        """Run a command of series.py in this process: exit code, stdout, stderr."""
+        return self.run_script(series, *args)
+
+    def run_script(self, script: ModuleType, *args: str) -> tuple[int, str, str]:
+        """Run a script in this process: exit code, stdout, stderr."""
+        words = [f"{script.__name__}.py", *map(str, args)]
+        self.monkeypatch.setattr(sys, "argv", words)
         self.capsys.readouterr()
         code = 0
         try:
-            cli.run(series.cli)
+            cli.run(script.cli)
         except SystemExit as error:
             code = error.code or 0
         out, err = self.capsys.readouterr()

@@ -2,9 +2,9 @@
 """The matrix: what is measured anew, what a row holds, and the table in README.md."""
 
 import json
-import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 import matrix as script
 from conftest import MASK, NEW, OLD, ROOT, World, commit, text
-from offload_parity import build_tree, cli, exporting, matrix, patches, release
+from offload_parity import build_tree, exporting, matrix, patches, release
 from offload_parity.errors import UserError
 from offload_parity.matrix import BOTH, TESTS, Cell
 from offload_parity.unit_env import UnitEnv
@@ -132,20 +132,10 @@ def benches(world: World, monkeypatch) -> list[FakeBench]:
 
 
 @pytest.fixture
-def run(world: World, monkeypatch, benches):
+def run(world: World, benches):
     """Run ``make matrix``'s script."""
 
-    def start(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["matrix.py", *words])
-        world.capsys.readouterr()
-        code = 0
-        try:
-            cli.run(script.cli)
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *world.capsys.readouterr()
-
-    return start
+    return partial(world.run_script, script)
 
 
 def test_a_row_says_what_was_measured(world: World, run, benches) -> None:

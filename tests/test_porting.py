@@ -2,7 +2,6 @@
 """Carrying a series to another release: what is said of each patch, what is written."""
 
 import hashlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from conftest import (
     stock_files,
     text,
 )
-from offload_parity import build_tree, cli, patches, porting, release
+from offload_parity import build_tree, patches, porting, release
 from offload_parity.errors import UserError
 
 NEXT = "9.10.0"
@@ -61,15 +60,7 @@ def ported(world: World, monkeypatch) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.setattr(port, "block_bytes", lambda *_: 2000)
 
     def run(source: str, to: str, *more: str) -> tuple[int, str, str]:
-        words = ["port.py", "--from", source, "--to", to, *more]
-        monkeypatch.setattr(sys, "argv", words)
-        world.capsys.readouterr()
-        code = 0
-        try:
-            cli.run(port.cli)
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *world.capsys.readouterr()
+        return world.run_script(port, "--from", source, "--to", to, *more)
 
     return run
 

@@ -14,7 +14,7 @@ import click
 from . import build_tree, index, patches, release, steps, unit_env, upstream_tests
 from .errors import UserError
 from .installed import Package
-from .paths import ROOT, build_root
+from .paths import build_root
 from .release import Release
 from .report import Report, Result
 from .unit_env import UnitEnv
@@ -47,13 +47,8 @@ def run(package: Package, version: str, sdist: str, jobs: int | None) -> bool:
     report.run(group, "vLLM's tests", upstream)
     on = ["--stock", stock, "--patched", package.folder.parent]
     on += ["--python", env.python, "--jobs", str(jobs)]
-    for name, words in (
-        ("parity", ("laws.py", "laws")),
-        ("probes", ("experiment.py", "--quick", "--no-plots")),
-    ):
-        script = [env.python, ROOT / "scripts" / words[0], *words[1:], *on]
-        log = upstream_tests.report_log(wanted, name)
-        report.run(group, name, steps.command(script, log))
+    for name, step in steps.laws_and_probes(wanted, env.python, on):
+        report.run(group, name, step)
     click.echo(f"\n{report.summary()}")
     return report.ok
 

@@ -254,8 +254,7 @@ def _attempt(work: git.Repo, patch: Patch, decide: bool = False) -> Attempt:
 def _decide(work: git.Repo) -> bool:
     """End the merge with the patch's side of each conflict; whether that worked."""
     for path in git.unmerged(work):
-        stages = {line.split()[2] for line in work.lines("ls-files", "-u", "--", path)}
-        if not {"2", "3"} <= stages:
+        if not {"2", "3"} <= _stages(work, path):
             work.run("rm", "-q", "-f", "--ignore-unmatch", "--", path, check=False)
             continue
         text = (work.path / path).read_bytes()
@@ -280,9 +279,14 @@ def with_theirs(text: bytes) -> bytes:
     return b"".join(lines)
 
 
+def _stages(work: git.Repo, path: str) -> set[str]:
+    """The sides that a conflict has: "1" the base's, "2" ours, "3" the patch's."""
+    return {line.split()[2] for line in work.lines("ls-files", "-u", "--", path)}
+
+
 def _conflicts(work: git.Repo) -> Iterator[Conflict]:
     for path in git.unmerged(work):
-        stages = {line.split()[2] for line in work.lines("ls-files", "-u", "--", path)}
+        stages = _stages(work, path)
         if "2" not in stages:
             yield Conflict(path, why="the release has no such file")
         elif "3" not in stages:

@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from . import (
@@ -137,6 +137,18 @@ def command(words: list[str | Path], log: Path) -> Work:
         return Result(status == 0, last[:120], lines, [log])
 
     return work
+
+
+def laws_and_probes(
+    release: Release, python: str | Path, on: Sequence[str | Path]
+) -> Iterator[tuple[str, Work]]:
+    """The parity contract and the probes' short run, by name; ``on``: which trees."""
+    for name, words in (
+        ("parity", ("laws.py", "laws")),
+        ("probes", ("experiment.py", "--quick", "--no-plots")),
+    ):
+        script = [python, ROOT / "scripts" / words[0], *words[1:], *on]
+        yield name, command(script, upstream_tests.report_log(release, name))
 
 
 def each_patch(release: Release, env: UnitEnv, jobs: int) -> Work:

@@ -189,18 +189,16 @@ class _Stores:
 
         Not all that was decoded is stored: 0.25.1 leaves out what its last step made.
         """
-        unit = self._engine.parts.hash_block
-        shown = len(hashes) * unit
+        parts = self._engine.parts
+        shown = length = len(hashes) * parts.hash_block
         for index, group in enumerate(self._setup.geometry.groups):
             if group.kind == "full":
-                step = self._setup.chunk(group) // unit
-                held = (
-                    (index, bytes(key)) in self._known
-                    for key in hashes[step - 1 :: step]
-                )
-                count = next((i for i, there in enumerate(held) if not there), None)
-                if count is not None:
-                    shown = min(shown, count * self._setup.chunk(group))
+                size = self._setup.chunk(group)
+                for i in range(length // size):
+                    key = bytes(parts.chunk_hash(hashes, index, i))
+                    if (index, key) not in self._known:
+                        shown = min(shown, i * size)
+                        break
         return shown
 
     def __call__(self, sent: Sent) -> None:

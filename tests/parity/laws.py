@@ -89,24 +89,16 @@ class Laws:
         if not shared:
             return None
         mark = dense_hit // self._align * self._align
+        nearest = [s for s in self._sent if common_prefix(tokens, s.text) == shared]
         # Who was served past a position never computed the tail below it.
-        whole = [
-            sent
-            for sent in self._sent
-            if shared == len(sent.tokens) and common_prefix(tokens, sent.text) == shared
-        ]
-        if whole:
+        if whole := [sent for sent in nearest if shared == len(sent.tokens)]:
             law = "L1" if shared == len(tokens) else "L2"
             return Demand(law, mark, all(sent.hit > mark for sent in whole))
-        limit = None
-        for sent in self._sent:
-            if common_prefix(tokens, sent.text) < shared:
-                continue
-            if shared > len(sent.tokens):
-                # It repeats decoded text: the prompt's own boundary is owed.
-                own = dense_hit if own_hit is None else own_hit
-                limit = max(limit or 0, self._boundary(len(sent.tokens), shared, own))
-        if limit is not None:
+        if turns := [sent for sent in nearest if shared > len(sent.tokens)]:
+            # It repeats decoded text: the prompt's own boundary is owed.
+            own = dense_hit if own_hit is None else own_hit
+            owed = (self._boundary(len(sent.tokens), shared, own) for sent in turns)
+            limit = max(0, *owed)
             return Demand("L2", min(dense_hit, limit) // self._align * self._align)
         parted = [
             sent
@@ -119,9 +111,8 @@ class Laws:
         if self._has_edits:
             near = [
                 sent
-                for sent in self._sent
-                if common_prefix(tokens, sent.text) == shared
-                and len(sent.tokens) - self._near <= shared < len(sent.tokens)
+                for sent in nearest
+                if len(sent.tokens) - self._near <= shared < len(sent.tokens)
             ]
             if near:
                 return Demand("L4", mark, all(sent.hit > mark for sent in near))

@@ -164,15 +164,6 @@ def _of_states_before_0_30(release: str) -> Iterator[Limit]:
     )
     yield Limit(
         release,
-        "L2",
-        (MAMBA_FINE.name,),
-        ("host", "both"),
-        "the step after a prompt's last hands its state inside a block over, and a "
-        "request that ends with its first token has none",
-        _case(extension(88, 8), MAMBA_FINE),
-    )
-    yield Limit(
-        release,
         "L6",
         (MAMBA_MTP.name,),
         ("gpu",),
@@ -194,7 +185,7 @@ LIMITS = (
             "after it, which no request does that decodes one",
             _case(extension(88, 8), MAMBA_FINE),
         )
-        for release in ("0.30.0", "0.31.0")
+        for release in ("0.28.0", "0.29.0", "0.30.0", "0.31.0")
     ),
     *(
         limit

@@ -120,13 +120,6 @@ SIBLINGS = {
         (DSV4, "gpu", 4096): [0, 16384, 16384, 16384],
         (DSV4, "host", None): [0, 0, 0, 0],
     },
-    "0.26.0": {
-        (DSV4_NO_EAGLE, "gpu", 0): [0, 0, 19968, 19968],
-        (DSV4_NO_EAGLE, "host", 0): [0, 19968, 19968, 19968],
-        (DSV4, "gpu", 0): [0, 0, 0, 0],
-        (DSV4, "gpu", 4096): [0, 16384, 16384, 16384],
-        (DSV4, "host", None): [0, 0, 0, 0],
-    },
     # Its store knows no retention; the GPU cache knows no junctions.
     "0.25.1": {
         (DSV4_NO_EAGLE, "gpu", 0): [0, 0, 0, 0],
@@ -143,14 +136,16 @@ EDITS = {
     "0.26.0": {(4100, 5): (0, 4064), (4110, 5): (4096, 4096)},
     "0.25.1": {(4100, 5): (0, 4064), (4110, 5): (4096, 4096)},
 }
+SIBLINGS["0.26.0"] = SIBLINGS["0.27.1"]
 # Measured as well, and the same.
-for _figures in (REPLAYS, CHUNKS, SIBLINGS, EDITS):
-    _figures["0.28.0"] = _figures["0.29.0"]
-
-# Each of these was measured, too, and does what 0.33.0 does.
-for _release in ("0.30.0", "0.31.0", "0.32.0"):
-    for _table in (REPLAYS, CHUNKS, SIBLINGS, EDITS):
-        _table[_release] = _table["0.33.0"]
+for _release, _like in (
+    ("0.28.0", "0.29.0"),
+    ("0.30.0", "0.33.0"),
+    ("0.31.0", "0.33.0"),
+    ("0.32.0", "0.33.0"),
+):
+    for _figures in (REPLAYS, CHUNKS, SIBLINGS, EDITS):
+        _figures[_release] = _figures[_like]
 
 VERSION = release_adapter.version()
 
