@@ -248,11 +248,12 @@ def mutants(file, jobs) -> None:
 @cli.command()
 @click.argument("what", type=click.Choice(["stored", "counted", "timed"]))
 @click.option("--length", "lengths", multiple=True, type=click.IntRange(256))
-def bench(what, lengths) -> None:
+@click.option("--retention", type=click.IntRange(0), default=0, help="Not of `stored`.")
+def bench(what, lengths, retention) -> None:
     """Print one JSON line per figure of what the host tier costs (scripts/bench.py)."""
     from . import bench as module
 
-    for record in module.records(what, lengths):
+    for record in module.records(what, lengths, retention):
         print(json.dumps(record), flush=True)
 
 

@@ -21,7 +21,6 @@ from .prompts import prompt
 RETENTIONS: tuple[int | None, ...] = (None, 4096, 0)
 # The prompts of the issue's server scenario.
 STORED_LENGTH = 49_004
-TIMED_RETENTIONS = (0, 4096)
 TIMED_LENGTHS = (10_000, 50_000, 200_000, 1_000_000)
 # Counts do not vary, so shorter prompts tell as much.
 COUNTED_LENGTHS = (50_000, 200_000)
@@ -187,38 +186,36 @@ class Prompts:
 
 
 def measured(
-    lengths: Sequence[int], count: bool, retentions: Sequence[int] = TIMED_RETENTIONS
+    lengths: Sequence[int], count: bool, retention: int
 ) -> Iterator[dict[str, Any]]:
-    """One record per retention, length, repetition and case.
+    """One record per length, repetition and case.
 
     With `count` it holds counts, otherwise CPU seconds per decision.
     """
     blocks = _blocks(DSV4, max(lengths))
-    prompts = None
-    for retention in retentions:
-        engine = Engine(DSV4, retention, gpu_blocks=blocks, host_chunks=blocks)
-        prompts = prompts or Prompts(engine.parts, max(lengths))
-        # Or each collection would walk all that vLLM imports and every block.
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        for length in lengths:
-            short = length < _LONG and not count
-            for _ in range(_SHORT_REPEATS if short else 1):
-                for send in prompts.sends(length):
-                    meter, result = _measure(engine, send, count)
-                    yield {
-                        "kind": "counted" if count else "timed",
-                        "release": release_adapter.version(),
-                        "retention": retention,
-                        "length": length,
-                        "case": send.case,
-                        "local": result.num_local,
-                        "external": result.num_external,
-                        "figures": meter.counts if count else meter.seconds,
-                    }
-                engine.reset_gpu()
-                engine.reset_host()
+    engine = Engine(DSV4, retention, gpu_blocks=blocks, host_chunks=blocks)
+    prompts = Prompts(engine.parts, max(lengths))
+    # Or each collection would walk all that vLLM imports and every block.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    for length in lengths:
+        short = length < _LONG and not count
+        for _ in range(_SHORT_REPEATS if short else 1):
+            for send in prompts.sends(length):
+                meter, result = _measure(engine, send, count)
+                yield {
+                    "kind": "counted" if count else "timed",
+                    "release": release_adapter.version(),
+                    "retention": retention,
+                    "length": length,
+                    "case": send.case,
+                    "local": result.num_local,
+                    "external": result.num_external,
+                    "figures": meter.counts if count else meter.seconds,
+                }
+            engine.reset_gpu()
+            engine.reset_host()
     # Python takes long to end with a frozen heap.
     gc.unfreeze()
 
@@ -236,11 +233,13 @@ def _measure(engine: Engine, send: Send, count: bool) -> tuple[Meter, Any]:
         gc.enable()
 
 
-def records(what: str, lengths: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
+def records(
+    what: str, lengths: Sequence[int], retention: int
+) -> Iterator[dict[str, Any]]:
     """What `python -m parity bench` prints."""
     if what == "stored":
         yield from stored()
     elif what == "counted":
-        yield from measured(lengths or COUNTED_LENGTHS, count=True)
+        yield from measured(lengths or COUNTED_LENGTHS, True, retention)
     else:
-        yield from measured(lengths or TIMED_LENGTHS, count=False)
+        yield from measured(lengths or TIMED_LENGTHS, False, retention)

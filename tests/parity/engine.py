@@ -412,12 +412,8 @@ class Engine:
         raise RuntimeError("the GPU cache cannot be emptied: blocks are in use")
 
     def reset_host(self) -> None:
-        """Empty the host tier; requests may be running.
-
-        A step follows: vLLM asserts that there is one between two such resets.
-        """
+        """Empty the host tier; requests may be running."""
         self.parts.connector.reset_cache()
-        self.step()
 
     def set_host(self, *, lookup: bool = True, store: bool = True) -> None:
         """Whether the host tier finds what it has and takes what it is given.

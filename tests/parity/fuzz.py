@@ -170,6 +170,8 @@ def _sequential(draw: Any, mode: str, geometries: Sequence[Geometry]) -> Case:
         history += (Event("send", ((1, 1),)),)
     options = room(setup.geometry, history, tier)
     options["max_num_batched_tokens"] = draw(st.sampled_from((8192, 3 * align + 5)))
+    if mode == "hits" and tier != "gpu":
+        options["offload_prompt_only"] = draw(st.sampled_from((False, False, True)))
     if mode == "mixed":
         # Little more than the last and the longest send need.
         most = room(setup.geometry, history, "host")["gpu_blocks"]

@@ -60,7 +60,7 @@ class Laws:
         self._has_edits = "mamba" not in kinds and (
             setup.retention == 0 or setup.tier == "gpu"
         )
-        self._has_turns = "mamba" not in kinds
+        self._states = [g.block for g in setup.geometry.groups if g.kind == "mamba"]
         self._sent: list[Sent] = []
         # Where one request parted from an earlier one.
         self._junctions: list[tuple[int, Sent]] = []
@@ -125,11 +125,14 @@ class Laws:
         group would keep a whole state for it. Dense retention has to serve it as well:
         0.25.1 leaves a drafter's last decoded chunk out of the store.
         """
+        peek = self._setup.largest_peek
+        if any(prompt % block for block in self._states):
+            # Inside a block there is a state below the last token, not at the end.
+            return prompt - max(peek, 1)
         last = prompt // self._align * self._align
-        complete = last + self._setup.largest_peek <= shared
-        if self._has_turns and complete and last <= dense_hit:
+        if not self._states and last + peek <= shared and last <= dense_hit:
             return last
-        return prompt - self._setup.largest_peek
+        return prompt - peek
 
     def add(self, sent: Sent) -> None:
         """A send is done."""

@@ -20,7 +20,14 @@ from .geometry import (
     Geometry,
 )
 from .history import Case, Setup
-from .scenarios import Scenario, extension, replay, room, siblings
+from .scenarios import (
+    Scenario,
+    edits_extended,
+    extension,
+    replay,
+    room,
+    siblings,
+)
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,12 @@ def _case(
     geometry: Geometry,
     blocks_per_chunk: int = 1,
     tier: str = "host",
+    retention: int = 0,
     **more: int,
 ) -> Callable[[], Case]:
     def make() -> Case:
-        options = room(geometry, scenario.history, tier) | more
-        setup = Setup(geometry, 0, tier, blocks_per_chunk, tuple(options.items()))
+        options = tuple((room(geometry, scenario.history, tier) | more).items())
+        setup = Setup(geometry, retention, tier, blocks_per_chunk, options)
         return Case(scenario.name, "hits", setup, scenario.history)
 
     return make
@@ -198,6 +206,16 @@ LIMITS = (
                 "its lookup may end a token short of a block, at the prompt's last "
                 "token, so a window of whole blocks is stored with one block more",
                 _case(replay(368), WHOLE),
+            ),
+            Limit(
+                release,
+                "L3",
+                (WHOLE.name,),
+                ("both",),
+                "its lookup asks for one block of the window more than there is of a "
+                "request that the GPU served, which cannot store it then",
+                _case(edits_extended(368, 21, 96), WHOLE, tier="both", retention=256),
+                lambda setup: bool(setup.retention),
             ),
             *_of_both(
                 release,

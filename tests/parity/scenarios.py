@@ -77,6 +77,16 @@ def siblings_kept(shared: int, own: int, count: int = 4) -> Scenario:
     return Scenario(f"{first.name}, two kept", (*first.history[:2], *later))
 
 
+def edits_extended(length: int, edited: int, own: int) -> Scenario:
+    """Longer prompts that part near a prompt's end; the second finds the host alone."""
+    first = Event("send", ((1, length),))
+    second, third = siblings(length - edited, own, 2).history
+    return Scenario(
+        f"{length} parted from by {own}, {edited} before its end, one kept",
+        (first, second, Event("reset_gpu"), third),
+    )
+
+
 def siblings_of_two_lengths(shared: int, shorter: int, own: int) -> Scenario:
     """Siblings that part at one place, then siblings that part at an earlier one."""
     first = siblings(shared, own, 3)
@@ -186,6 +196,7 @@ def together(geometry: Geometry) -> Iterator[Scenario]:
     a, base = _lengths(geometry)
     yield siblings_kept(base + a // 3, 3 * a)
     yield siblings_kept(base, 3 * a)
+    yield edits_extended(base + a // 2, a // 2 + 5, 3 * a)
 
 
 def mixed(geometry: Geometry) -> Iterator[Scenario]:
@@ -222,6 +233,11 @@ def crowds(geometry: Geometry) -> Iterator[Case]:
             Event("reset_gpu"),
             *many,
             Event("drain"),
+            Event("reset_host"),
+            *many,
+            steps,
+            # Twice, with jobs in flight.
+            Event("reset_host"),
             Event("reset_host"),
             *many,
         ),
@@ -277,6 +293,7 @@ def fixed(
     prompts_only = replay(base + 1)
     prompts_only = replace(prompts_only, name=f"{prompts_only.name}, prompts only")
     yield case(prompts_only, intervals[0], "host", offload_prompt_only=True), True
+    yield case(prompts_only, intervals[0], "both", offload_prompt_only=True), False
     for scenario in together(geometry):
         for retention in intervals:
             yield case(scenario, retention, "both"), False

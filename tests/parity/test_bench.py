@@ -9,8 +9,11 @@ from parity.geometry import DSV4
 
 
 def records(count: bool) -> dict[tuple[int, str], dict]:
-    found = bench.measured((2048,), count, (0, 4096))
-    return {(r["retention"], r["case"]): r for r in found}
+    return {
+        (retention, r["case"]): r
+        for retention in (0, 4096)
+        for r in bench.measured((2048,), count, retention)
+    }
 
 
 def test_counts_grow_with_what_is_looked_at():
