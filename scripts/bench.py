@@ -8,6 +8,7 @@ noise measured in the same run, or grows faster than the prompt.
 import json
 import sys
 import time
+from collections.abc import Iterable
 
 import click
 
@@ -17,7 +18,7 @@ from offload_parity import release as releases
 from offload_parity.files import replace, writable
 from offload_parity.paths import build_root, shown
 from offload_parity.release import Release
-from offload_parity.simulation import Job, Runner
+from offload_parity.simulation import Job, Runner, Tree
 
 
 def measure(release: Release, jobs: int, repeats: int, lengths: tuple[int, ...]):
@@ -25,11 +26,17 @@ def measure(release: Release, jobs: int, repeats: int, lengths: tuple[int, ...])
     trees = simulation.trees_of(release)
     options = tuple(word for n in lengths for word in ("--length", str(n)))
     work = [Job(tree, ("bench", "stored")) for tree in trees]
-    work += [Job(tree, ("bench", "counted", *options)) for tree in trees]
+
+    def add(what: str, order: Iterable[Tree]) -> None:
+        """A process per retention: what one leaves in memory would slow the next."""
+        for retention in costs.RETENTIONS:
+            words = ("bench", what, "--retention", str(retention), *options)
+            work.extend(Job(tree, words) for tree in order)
+
+    add("counted", trees)
     for repeat in range(repeats):
         # Whatever favours the first to start favours each of them in turn.
-        order = trees if repeat % 2 == 0 else trees[::-1]
-        work += [Job(tree, ("bench", "timed", *options)) for tree in order]
+        add("timed", trees if repeat % 2 == 0 else trees[::-1])
     ended = Runner(unit_env.interpreter(), jobs, unit="measurement").run(work)
     return [record for one in ended for record in one.records]
 
@@ -37,7 +44,7 @@ def measure(release: Release, jobs: int, repeats: int, lengths: tuple[int, ...])
 @click.command(help=__doc__.splitlines()[0])
 @click.option("--release", help="One release; default: the newest and the oldest.")
 @click.option(
-    "--repeats", type=click.IntRange(2), default=2, show_default=True,
+    "--repeats", type=click.IntRange(2), default=4, show_default=True,
     help="Processes per tree; each sends short prompts several times.",
 )  # fmt: skip
 @click.option(

@@ -9,6 +9,8 @@ from typing import Any
 
 Record = dict[str, Any]
 
+# Sparse retention's, at which decisions are timed and counted.
+RETENTIONS = (0, 4096)
 # Times below it, and differences below it, are those of a few calls: no case for a
 # ratio. In seconds.
 FLOOR_S = 0.001
