@@ -134,7 +134,7 @@ def _of_states(release: str) -> tuple[Limit, ...]:
             Limit(
                 release,
                 law,
-                (MAMBA.name, MAMBA_MTP.name),
+                (MAMBA.name, MAMBA_MTP.name, MAMBA_FINE.name),
                 ("host", "both"),
                 "in chunks of several blocks: the scheduler ends a step at a prompt's "
                 "last blocks, and a state serves where a chunk ends",

@@ -79,9 +79,10 @@ def plan(
     drawn = [g for g in fuzz.GEOMETRIES if wanted(g)]
     if sample and drawn:
         cases += ((case, False) for case in fuzz.sample(sample, seed, geometries=drawn))
+    # All of them, quick or not: each is what once went unnoticed.
     for case in regressions.read():
         setup = case.setup
-        if wanted(setup.geometry) and supports(
+        if setup.geometry in (geometries or (setup.geometry,)) and supports(
             setup.geometry, setup.blocks_per_chunk, setup.retention
         ):
             cases.append((case, True))
