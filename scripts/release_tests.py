@@ -5,9 +5,10 @@ import sys
 
 import click
 
+from offload_parity import changed, proof, steps, unit_env, upstream_tests
 from offload_parity import cli as scripts
-from offload_parity import proof, steps, unit_env, upstream_tests
 from offload_parity import release as releases
+from offload_parity.errors import UserError
 from offload_parity.paths import build_root, shown
 from offload_parity.release import Release
 from offload_parity.report import Report, Result, bar
@@ -126,6 +127,52 @@ def proof_command(release: str | None, jobs: int) -> None:
         bad += len(found.findings)
     if bad:
         sys.exit(1)
+
+
+@cli.command(name="each-commit")
+@click.option("--release", help="One release, all its commits; default: the touched.")
+@click.option("--since", help="What the touched releases are touched since.")
+@jobs_option
+def each_commit_command(release: str | None, since: str | None, jobs: int) -> None:
+    """Lint each patch at its own commit, and run there what the series has brought.
+
+    Without a release: of those that the change since the last commit, or since where
+    its branch began, touches, from the first patch that is not as it was.
+    """
+    if release and since:
+        raise UserError("RELEASE= and SINCE= choose the releases: give one of them")
+    wanted = touched(since) if not release else {releases.get(release): 0}
+    if not wanted:
+        click.echo("The series are as they were: no commit to test")
+        return
+    report = Report()
+    env = unit_env.ensure()
+    for each, first in wanted.items():
+        group = f"vLLM {each.version}"
+        report.run(group, "lint of each patch", steps.lint_kept(each))
+        step = steps.own_at_each(each, env, jobs, first)
+        report.run(group, "its tests at each commit", step)
+    finish(report)
+
+
+def touched(since: str | None) -> dict[Release, int]:
+    """The releases that a change touches, each with its first changed patch's place."""
+    base = changed.base(since)
+    if base is None:
+        newest = releases.default()
+        click.echo(
+            "This checkout has no history to compare with: all commits of "
+            f"{newest.version}, the newest release"
+        )
+        return {newest: 0}
+    places = {
+        each: first
+        for each in releases.supported()
+        if (first := changed.first_changed(each, base.commit)) is not None
+    }
+    what = ", ".join(f"{r.version} from patch {n + 1}" for r, n in places.items())
+    click.echo(f"Series that changed {base.words}: {what or 'none'}")
+    return places
 
 
 @cli.command()

@@ -179,7 +179,9 @@ def made_up(tmp_path: Path, monkeypatch) -> SimpleNamespace:
     def add(message: str, files: dict[str, str]) -> None:
         commit(tree, message, files)
         name = f"{len(series.patches) + 1:04}-x.patch"
-        series.patches.append(SimpleNamespace(name=name, files=()))
+        path = tmp_path / name
+        path.write_text(message)
+        series.patches.append(SimpleNamespace(name=name, path=path, files=()))
 
     def commits() -> list[str]:
         names = [patch.name for patch in series.patches]
@@ -343,6 +345,19 @@ def test_known_outcomes_of_the_patched_tree_are_not_run_again(made_up) -> None:
     found = proof.check(SimpleNamespace(version="9.9.0"), ENV, jobs=1, patched=known)
     assert all("from the known run" in f.what for f in found.findings)
     assert len(found.findings) == 2
+
+
+def test_what_was_found_is_kept_for_this_very_series(made_up) -> None:
+    release = SimpleNamespace(version="9.9.0")
+    assert proof.read_report(release) is None
+    made_up.add(
+        claims("test_added: assert 512 == 640", "test_cases: assert 512 =="),
+        {"vllm/hits.py": FIXED, FILE: TESTS + ADDED},
+    )
+    found = made_up.check()
+    assert proof.read_report(release) == found and found.rows
+    made_up.add("[Core] Another", {"vllm/more.py": ""})
+    assert proof.read_report(release) is None
 
 
 def test_bare_exception_is_no_reason_where_the_failure_says_more(made_up) -> None:

@@ -196,7 +196,9 @@ def lint(tmp_path: Path, monkeypatch):
         names = []
         for number, files in enumerate(commits, 1):
             commit(tree, f"patch {number}", files)
-            names.append(SimpleNamespace(name=f"{number:04}-x.patch"))
+            path = tree.parent / f"{number:04}-x.patch"
+            path.write_text(str(files))
+            names.append(SimpleNamespace(name=path.name, path=path))
         series = SimpleNamespace(patches=names)
         monkeypatch.setattr(patches, "read_series", lambda _: series)
         return series_lint.check(
@@ -208,6 +210,15 @@ def lint(tmp_path: Path, monkeypatch):
 
 def test_clean_series_has_no_findings_though_stock_has(lint) -> None:
     assert lint({"vllm/mask.py": STOCK["vllm/mask.py"] + "NEW = 1\n"}) == []
+
+
+def test_what_was_found_is_kept_for_this_very_series(lint, monkeypatch) -> None:
+    release = SimpleNamespace(version="9.9.0")
+    found = lint({"vllm/more.py": "import os\n"})
+    assert series_lint.read_report(release) == found and found
+    series = SimpleNamespace(patches=[])
+    monkeypatch.setattr(patches, "read_series", lambda _: series)
+    assert series_lint.read_report(release) is None
 
 
 def test_line_too_long_is_found_with_its_patch(lint) -> None:

@@ -126,13 +126,18 @@ def listed(folder: Path) -> list[str]:
     """
     path = folder / "series"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return names_in(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
             f"{shown(path)} is missing: write it with make export"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{shown(path)} cannot be read: {error}") from error
+
+
+def names_in(text: str) -> list[str]:
+    """The patch file names that the text of a ``series`` lists."""
+    lines = text.splitlines()
     return [name for line in lines if (name := line.partition("#")[0].strip())]
 
 

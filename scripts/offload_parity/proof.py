@@ -26,14 +26,16 @@ tree's ``tests``, and on the patched tree.
 """
 
 import ast
+import json
 import re
 import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from . import build_tree, git, patches, upstream_tests
+from .files import replace
 from .paths import build_root
 from .release import Release
 from .unit_env import UnitEnv
@@ -322,13 +324,16 @@ def check(
     ``patched`` is a run of the patched tree that is there already; tests it lacks are
     run. A test that a later patch changes again is checked as it was in its own commit.
 
+    What it found is kept for ``read_report``.
+
     Raises:
         UserError: a tree cannot be built or pytest broke.
     """
     stock = build_tree.ensure_stock(release)
     path = build_tree.ensure_patched(release)
     tree = build_tree.repo(path)
-    names = [patch.name for patch in patches.read_series(release).patches]
+    series = patches.read_series(release)
+    names = [patch.name for patch in series.patches]
     commits, findings = read_commits(tree, names)
     proof = Proof(findings=findings)
 
@@ -366,4 +371,26 @@ def check(
         if final:
             both(path, final, patched or Run(), "")
     proof.rows.sort(key=lambda row: (names.index(row.patch), row.test))
+    report = {"series": patches.series_digest(series)} | asdict(proof)
+    report_path(release).parent.mkdir(parents=True, exist_ok=True)
+    replace(report_path(release), (json.dumps(report, indent=1) + "\n").encode())
     return proof
+
+
+def report_path(release: Release) -> Path:
+    """Where the last proof of a release's series is kept."""
+    return build_root() / "reports" / release.version / "proof.json"
+
+
+def read_report(release: Release) -> Proof | None:
+    """The last proof, None if there is none of this very series."""
+    try:
+        report = json.loads(report_path(release).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if report["series"] != patches.series_digest(patches.read_series(release)):
+        return None
+    return Proof(
+        [Row(**row) for row in report["rows"]],
+        [Finding(**finding) for finding in report["findings"]],
+    )

@@ -7,6 +7,7 @@ the release pins. What the stock tree already has is no finding.
 """
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ import yaml
 
 from . import build_tree, git, patches
 from .errors import UserError
+from .files import replace
 from .paths import build_root, shown
 from .proof import content
 from .release import Release
@@ -289,14 +291,33 @@ def touched(tree: git.Repo, old: str, new: str) -> list[str]:
     return tree.lines("diff", "--name-only", "--diff-filter=d", old, new)
 
 
+def report_path(release: Release) -> Path:
+    """Where the last lint of a release's series is kept."""
+    return build_root() / "reports" / release.version / "lint.json"
+
+
+def read_report(release: Release) -> list[Finding] | None:
+    """What the last lint found, None if there is none of this very series."""
+    try:
+        report = json.loads(report_path(release).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if report["series"] != patches.series_digest(patches.read_series(release)):
+        return None
+    return [Finding(**finding) for finding in report["findings"]]
+
+
 def check(release: Release, progress: Progress | None = None) -> list[Finding]:
     """Lint every patch of a release's series.
+
+    What it found is kept for ``read_report``.
 
     Raises:
         UserError: the tree cannot be built or a hook cannot be installed.
     """
     tree = build_tree.repo(build_tree.ensure_patched(release))
-    names = [patch.name for patch in patches.read_series(release).patches]
+    series = patches.read_series(release)
+    names = [patch.name for patch in series.patches]
     tip = tree.commit_id("HEAD")
     ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..{tip}")
     findings: list[Finding] = []
@@ -333,4 +354,9 @@ def check(release: Release, progress: Progress | None = None) -> list[Finding]:
         ]
         if progress:
             progress(steps, steps)
+    report = {
+        "series": patches.series_digest(series),
+        "findings": [vars(finding) for finding in findings],
+    }
+    replace(report_path(release), json.dumps(report, indent=1).encode())
     return findings

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from . import (
+    each_commit,
     exporting,
     matrix,
     patches,
@@ -164,6 +165,33 @@ def each_patch(release: Release, env: UnitEnv, jobs: int) -> Work:
             here = describe(found, Path())
             findings += [f"{name}: {finding}" for finding in here.findings]
         return Result(not findings, f"{count} commits below the last", findings)
+
+    return work
+
+
+def own_at_each(release: Release, env: UnitEnv, jobs: int, first: int) -> Work:
+    """What the series has brought passes at each commit, from place ``first`` on."""
+
+    def work(progress: Progress) -> Result:
+        count, found = each_commit.check(
+            release, env, jobs=jobs, first=first, progress=progress
+        )
+        return Result(
+            not found,
+            f"{count} commits, {len(found)} findings",
+            [f"{f.patch}: {f.what}" for f in found],
+        )
+
+    return work
+
+
+def lint_kept(release: Release) -> Work:
+    """The lint of the series at each commit; what this very series showed is kept."""
+
+    def work(progress: Progress) -> Result:
+        if series_lint.read_report(release) == []:
+            return Result(True, "0 findings, as make lint showed")
+        return lint(release)(progress)
 
     return work
 
