@@ -75,4 +75,9 @@ def main(folder, group="tools"):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:] == ["--version"]:
+        from offload_parity import version
+
+        print(version())
+    else:
+        main(*sys.argv[1:])

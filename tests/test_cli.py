@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -93,6 +94,19 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         run.stdout.close()
         assert run.stderr.read() == b""
         assert run.wait() == 141
+
+
+@pytest.mark.parametrize("script", sorted(p.name for p in SCRIPTS.glob("*.py")))
+def test_every_script_says_its_version(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / script, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    facts = tomllib.loads((SCRIPTS.parent / "pyproject.toml").read_text())["project"]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{facts['name']} {facts['version']}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every script of this project ends."""
+"""How every script of this project ends, and what it says to --version."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import click
 
+from . import version
 from .errors import UserError
 from .signals import clean_up_on_termination
 
@@ -26,6 +27,9 @@ def run(command: click.Command | Callable[[], None]) -> None:
     130: Ctrl-C or termination.
     """
     clean_up_on_termination()
+    if sys.argv[1:] == ["--version"]:
+        print(version())
+        return
     try:
         if isinstance(command, click.Command):
             command(standalone_mode=False)
