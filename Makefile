@@ -22,10 +22,10 @@ option = $(if $(filter command,$(firstword $(origin $(2)))),--$(1)=$(call quoted
 RELEASE_ARG = $(call option,release,RELEASE)
 # Exporting them would expand what is written in them.
 unexport RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
-	FROM TO BACK A B TABLE BASE TAG CONTAINER COMPILED
+	FROM TO BACK A B TABLE BASE TAG CONTAINER COMPILED SINCE TESTS
 # A misspelt variable would have no effect and nobody would notice.
 KNOWN := RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
-	FROM TO BACK A B TABLE BASE TAG CONTAINER COMPILED HOST_PYTHON
+	FROM TO BACK A B TABLE BASE TAG CONTAINER COMPILED SINCE TESTS HOST_PYTHON
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
 unknown := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(given)))
 $(if $(unknown),$(error unknown variable $(unknown)=; known: $(KNOWN)))
@@ -33,8 +33,8 @@ takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$
 IMAGE_ARGS = $(RELEASE_ARG) $(call option,container,CONTAINER)
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
-.PHONY: help apply fetch status unapply edit export check port range-diff \
-	test proof lint parity fuzz sweep bench mutants matrix \
+.PHONY: help apply fetch status unapply edit export check port range-diff upstream \
+	test proof lint each-commit parity fuzz sweep bench mutants matrix \
 	probe serve-sim experiment \
 	image image-test image-probe image-status image-stand-in \
 	clean distclean
@@ -70,6 +70,9 @@ port: $(TOOLS)/.ready ## Carry a series to another release: FROM=0.33.0 TO=0.34.
 range-diff: $(TOOLS)/.ready ## Show how two series differ: A=0.33.0 B=0.25.1
 	$(call takes,A B)$(SERIES) range-diff $(call option,a,A) $(call option,b,B)
 
+upstream: $(TOOLS)/.ready ## Write the series as pull requests for vLLM, nothing is sent: RELEASE= TESTS=0
+	$(call takes,RELEASE TESTS)$(RUN) scripts/upstream.py $(RELEASE_ARG) $(call option,tests,TESTS)
+
 test: $(PLOTS) ## Run vLLM's own tests and this project's on each release
 	$(call takes,RELEASE)$(RELEASE_TESTS) test $(RELEASE_ARG)
 
@@ -78,6 +81,9 @@ proof: $(TOOLS)/.ready ## Show each new test failing on stock and passing patche
 
 lint: $(TOOLS)/.ready ## Lint this project and what the patches add to vLLM
 	$(call takes,RELEASE)$(RELEASE_TESTS) lint $(RELEASE_ARG)
+
+each-commit: $(TOOLS)/.ready ## Lint and test each patch at its own commit, of what a change touches: RELEASE= SINCE=
+	$(call takes,RELEASE SINCE)$(RELEASE_TESTS) each-commit $(RELEASE_ARG) $(call option,since,SINCE)
 
 parity: $(TOOLS)/.ready ## Judge the laws L1 to L8, stock beside patched; STOCK=1: what stock breaks
 	$(call takes,RELEASE STOCK)$(LAWS) laws $(RELEASE_ARG) $(call option,only-stock,STOCK)

@@ -6,13 +6,14 @@ import shutil
 import sys
 from pathlib import Path
 
+from offload_parity import version
 from offload_parity.errors import UserError
 from offload_parity.paths import ROOT, build_root, cache_folder
 
 # Both folders can be set to one that holds other things: only our names go.
 BUILT = (
     *(".building-*", "vllm-*", "image", "image-stand-in"),
-    *("cache", "lint", "port", "reports", ".lock"),
+    *("cache", "lint", "port", "reports", "upstream", ".lock"),
 )
 ENVIRONMENTS = ("unit-env-*", ".unit-env-*.lock", "pre-commit")
 CACHED = ("vllm-*.tar.gz", ".part-*", ".vllm-*.lock")
@@ -33,6 +34,7 @@ def main() -> None:
     """Remove the built trees; with ``--all`` the tools and the downloads too."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="tools and downloads too")
+    parser.add_argument("--version", action="version", version=version())
     everything = parser.parse_args().all
     try:
         found = doomed(everything)

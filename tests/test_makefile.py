@@ -15,8 +15,18 @@ from conftest import MASK, NEW, OLD, ROOT, World, git
 
 TARGETS = (
     *("help", "apply", "fetch", "status", "unapply", "edit", "export", "check"),
-    *("port", "range-diff"),
-    *("test", "proof", "lint", "parity", "fuzz", "sweep", "bench", "mutants"),
+    *("port", "range-diff", "upstream"),
+    *(
+        "test",
+        "proof",
+        "lint",
+        "each-commit",
+        "parity",
+        "fuzz",
+        "sweep",
+        "bench",
+        "mutants",
+    ),
     "matrix",
     *("probe", "serve-sim", "experiment"),
     *("image", "image-test", "image-probe", "image-status", "image-stand-in"),

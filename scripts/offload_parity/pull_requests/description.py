@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a pull request, in the sections of vLLM's template."""
+
+from collections.abc import Sequence
+
+from ..proof import HARDWARE, parse_claims
+from ..release import Release
+from .branches import Branch, body_of
+from .changes import Change, Related
+from .evidence import Evidence
+from .identity import Submitter
+
+TRACKER = "https://github.com/vllm-project/vllm/issues"
+AI_STATEMENT = (
+    "AI assistance was used for this change: its code, its tests and this text."
+)
+REVIEWED = (
+    "The human who submits it has read every changed line, ran the tests and can "
+    "defend it end to end."
+)
+NO_PROOF = "not shown: run `make proof`, then `make upstream` again"
+_WHOLE_SERIES = (
+    "Both on a CPU. What the whole series does, of which this is a part, measured on "
+    "vLLM's scheduler with a simulated worker:"
+)
+NOT_RUN = "not run: give `make upstream` without `TESTS=0`"
+
+
+def write(
+    release: Release,
+    branch: Branch,
+    message: str,
+    evidence: Evidence,
+    who: Submitter,
+    before: Sequence[Change],
+    template: str,
+) -> str:
+    """The description; ``message`` is that of all its commits, one after the other.
+
+    ``before`` are the changes that it builds on, ``template`` is vLLM's own.
+    """
+    change = branch.change
+    parts = [
+        f"<!-- title: {change.title} -->",
+        "## Overview",
+        change.summary or f"{change.title.partition('] ')[2]}.",
+        _related_line(change),
+        _order(branch, before),
+        "## Claims",
+        _claims(change, evidence),
+        "## Validation",
+        _validation(release, branch, message, evidence),
+        "## Details",
+        "### What was wrong, and why this way",
+        body_of(f"\n{message}"),
+        "### On which releases, since when",
+        _releases(change),
+        "### Alternatives",
+        change.alternatives or "None beside what is said above.",
+        "### Related reports and pull requests",
+        _related(change.related),
+        "### AI assistance",
+        f"{AI_STATEMENT} Its commits carry the trailer.\n\n- [ ] {REVIEWED}",
+        f"Signed off by {who}.",
+        checklist(template),
+    ]
+    return "\n\n".join(part for part in parts if part).rstrip() + "\n"
+
+
+def checklist(template: str) -> str:
+    """The checklist of vLLM's template, for the submitter to tick; empty if none."""
+    _, line, rest = template.partition("\n---\n")
+    kept = rest.partition("**BEFORE SUBMITTING")[0].strip()
+    return f"---\n\n{kept}" if line and kept else ""
+
+
+def _link(number: int) -> str:
+    return f"[#{number}]({TRACKER}/{number})"
+
+
+def _related_line(change: Change) -> str:
+    links = ", ".join(_link(one.number) for one in change.related)
+    return f"Related: {links}" if links else ""
+
+
+def _related(related: Sequence[Related]) -> str:
+    if not related:
+        return (
+            "None is known to this project. Search for open ones before sending (see "
+            "the list that `make upstream` prints)."
+        )
+    return "\n".join(
+        f"- {_link(one.number)}: {one.what}"
+        + (f" {one.differs}" if one.differs else "")
+        for one in related
+    )
+
+
+def _order(branch: Branch, before: Sequence[Change]) -> str:
+    if not before:
+        return "Applies by itself; nothing has to land before it."
+    return "Lands after: " + "; ".join(change.title for change in before) + "."
+
+
+def _claims(change: Change, evidence: Evidence) -> str:
+    lines = []
+    if evidence.failing is not None:
+        tests = [row for row in evidence.failing if row.stock not in _NOT_FAILING]
+        lines.append(
+            f"Tests that fail on the release for the stated reason and pass with the "
+            f"change: {len(tests)}."
+        )
+    else:
+        lines.append(f"Tests that fail before and pass after: {NO_PROOF}.")
+    for patch, words in evidence.laws.items():
+        lines.append(f"Without it (patch {patch[:4]}) the simulation shows: `{words}`")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+_NOT_FAILING = ("passed", "skipped")
+
+
+def _validation(
+    release: Release, branch: Branch, message: str, evidence: Evidence
+) -> str:
+    claims, _ = parse_claims(message)
+    files = sorted({claim.test.partition("::")[0] for claim in claims})
+    names = [claim.test.rpartition("::")[2] for claim in claims]
+    command = (
+        f".venv/bin/python -m pytest {' '.join(files)} \\\n  -k '{' or '.join(names)}'"
+        if claims
+        else "it brings no test"
+    )
+    parts = [
+        f"```console\n$ {command}\n```",
+        f"On vLLM {release.version} with the tests of this change and not its code:",
+        _block(_before(evidence)),
+        "With the change:",
+        _block(_after(evidence)),
+    ]
+    hardware = [c for c in claims if c.block == HARDWARE]
+    if hardware:
+        parts.append(
+            "Not run, for want of hardware: "
+            + "; ".join(f"`{c.test}` ({c.text})" for c in hardware)
+        )
+    parts += [
+        _WHOLE_SERIES,
+        evidence.table,
+        evidence.costs,
+    ]
+    return "\n\n".join(parts)
+
+
+def _before(evidence: Evidence) -> str:
+    if evidence.failing is None:
+        return NO_PROOF
+    return "\n".join(
+        f"{'PASSED' if row.stock in _NOT_FAILING else 'FAILED'} {row.test}"
+        + ("" if row.stock in _NOT_FAILING else f" - {row.stock[:160]}")
+        for row in evidence.failing
+        if row.stock != "skipped" and row.patched != "skipped"
+    )
+
+
+def _after(evidence: Evidence) -> str:
+    if evidence.passing is None:
+        return NOT_RUN
+    return "\n".join(
+        f"{'PASSED' if one.good else one.outcome.upper()} {one.test}"
+        + (f" ({one.cases} cases)" if one.cases > 1 else "")
+        + ("" if one.good else f" - {one.said}")
+        for one in evidence.passing
+        if not (one.good and one.said)
+    )
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text or 'nothing to show'}\n```"
+
+
+def _releases(change: Change) -> str:
+    newest, oldest = change.seen_on[0], change.seen_on[-1]
+    span = newest if newest == oldest else f"{oldest} to {newest}"
+    words = (
+        f"This project carries it for {span} ({', '.join(change.seen_on)}), where its "
+        "tests fail on the release."
+    )
+    return f"{words} {change.since}".strip()
