@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import image as image_script
 from conftest import MASK, NEW, OLD, REACH, ROOT, STORE, World, write
-from offload_parity import image, installed, patches, release
+from offload_parity import image, image_building, installed, patches, release
 from offload_parity.containers import Engine
 from offload_parity.errors import UserError
 from test_installed import Env
@@ -289,7 +288,7 @@ def test_source_label_shows_no_secret_and_no_folder(
     monkeypatch: pytest.MonkeyPatch, url: str, label: str
 ) -> None:
     monkeypatch.setenv("SOURCE_URL", url)
-    assert image_script.source() == label
+    assert image_building.source() == label
 
 
 @pytest.mark.parametrize("words", ["", "containerd", "no-such-folder/docker"])

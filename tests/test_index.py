@@ -275,10 +275,10 @@ def test_pip_settings_are_all_read(
         timeout=7.0,
         retries=2,
     )
-    with download._session(found) as session:
+    with download.session_for(found) as session:
         assert session.verify == "/ca.pem" and session.cert == "/me.pem"
         trusted = {
-            url: isinstance(session.get_adapter(url), download._TrustingAdapter)
+            url: isinstance(session.get_adapter(url), download.TrustingAdapter)
             for url in (
                 "https://a.example/x", "https://a.example:9/x", "https://b.example/",
                 "https://b.example:8080/x", "https://a.example.evil/x",

@@ -107,7 +107,7 @@ def find_digest(name: str) -> str:
     """
     settings = pip_settings()
     faults = []
-    with PyPISimple(session=_session(settings)) as client:
+    with PyPISimple(session=session_for(settings)) as client:
         for place, is_index in _places(settings):
             try:
                 package = _find(client, settings, place, is_index, name)
@@ -133,7 +133,7 @@ def download(release: Release, folder: Path) -> Path:
     settings = pip_settings()
     target = folder / release.sdist_name
     faults = []
-    with PyPISimple(session=_session(settings)) as client:
+    with PyPISimple(session=session_for(settings)) as client:
         for place, is_index in _places(settings):
             try:
                 package = _find(client, settings, place, is_index, release.sdist_name)
@@ -222,14 +222,14 @@ def _local(place: str) -> Path | None:
     return Path(os.path.expanduser(place))
 
 
-class _TrustingAdapter(HTTPAdapter):
+class TrustingAdapter(HTTPAdapter):
     """For pip's trusted hosts: the certificate is not checked."""
 
     def cert_verify(self, conn, url, verify, cert) -> None:
         super().cert_verify(conn, url, False, cert)
 
 
-def _session(settings: PipSettings) -> requests.Session:
+def session_for(settings: PipSettings) -> requests.Session:
     session = requests.Session()
     if settings.proxy:
         session.proxies = {"http": settings.proxy, "https": settings.proxy}
@@ -243,7 +243,7 @@ def _session(settings: PipSettings) -> requests.Session:
     for host in settings.trusted_hosts:
         # A port may follow; a host without one is meant for every port.
         for prefix in _prefixes(host):
-            session.mount(prefix, _TrustingAdapter(max_retries=settings.retries))
+            session.mount(prefix, TrustingAdapter(max_retries=settings.retries))
     return session
 
 

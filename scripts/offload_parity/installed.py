@@ -185,7 +185,7 @@ def examine(package: Package, version: str | None) -> Standing:
         UserError: the release is not supported.
     """
     series = _series_for(package, version)
-    chains = _chains(series)
+    chains = chains_of(series)
     now = {path: package.blob(path) for path in chains}
     count = len(series.patches)
 
@@ -253,7 +253,7 @@ def apply(package: Package, version: str | None) -> tuple[Standing, bool, list[s
             )
         new = _patched(package, series)
         unchecked = []
-        for path, chain in _chains(series).items():
+        for path, chain in chains_of(series).items():
             if package.blob(path) != chain[0]:
                 unchecked.append(path)
             elif patches.blob_id(new[path]) != chain[-1]:
@@ -351,7 +351,7 @@ def _series_for(package: Package, version: str | None) -> patches.Series:
             return patches.read_series(candidate)
     for candidate in release.supported():
         series = patches.read_series(candidate)
-        chains = _chains(series)
+        chains = chains_of(series)
         for number in range(len(series.patches) + 1 if chains else 0):
             if all(
                 package.blob(path) == chain[number] for path, chain in chains.items()
@@ -363,7 +363,7 @@ def _series_for(package: Package, version: str | None) -> patches.Series:
     )
 
 
-def _chains(series: patches.Series) -> dict[str, tuple[str | None, ...]]:
+def chains_of(series: patches.Series) -> dict[str, tuple[str | None, ...]]:
     """The chains of the files that are installed; tests are not."""
     return {
         path: chain
@@ -375,7 +375,7 @@ def _chains(series: patches.Series) -> dict[str, tuple[str | None, ...]]:
 def _patched(package: Package, series: patches.Series) -> dict[str, bytes | None]:
     """What the series makes of the package's files."""
     new: dict[str, bytes | None] = {
-        path: package.read(path) for path in _chains(series)
+        path: package.read(path) for path in chains_of(series)
     }
     for patch in series.patches:
         if where := patches.conflict(patch, new.get, _only_installed(patch)):
