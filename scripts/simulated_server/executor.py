@@ -161,7 +161,7 @@ class SimulatedExecutor(Executor):
         return
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        _check_groups(self._settings, kv_cache_configs[0].kv_cache_groups)
+        check_groups(self._settings, kv_cache_configs[0].kv_cache_groups)
         config = kv_cache_configs[0]
         block_bytes = config.kv_cache_tensors[0].size // config.num_blocks
         if _separate_tensors(config):
@@ -357,7 +357,7 @@ def _group(group: Any) -> Group:
     return Group(kind, spec.block_size, window, group.is_eagle_group)
 
 
-def _check_groups(settings: Settings, groups: list[Any]) -> None:
+def check_groups(settings: Settings, groups: list[Any]) -> None:
     """The engine is the one that the profile names; not so would go unnoticed.
 
     How many groups there are of a kind, and which is flagged as the drafter's, is the

@@ -87,7 +87,7 @@ def figures(case: Case) -> dict[str, Any]:
     """Hits and chunks stored of each send, which L6 compares with another tree's."""
     engine = case.setup.engine(accept=_accept(case.delays))
     sent, words = _outcome(engine, case, case.setup)
-    dense, _ = _dense(case.setup, case.history, False, case.delays)
+    dense, _ = dense_run(case.setup, case.history, False, case.delays)
     return {
         "hits": [s.hit for s in sent],
         "stored": [s.stored_chunks for s in sent],
@@ -134,9 +134,10 @@ def _outcome(
 
 
 @lru_cache(maxsize=64)
-def _dense(
+def dense_run(
     setup: Setup, history: tuple[Event, ...], ledger: bool, delays: int
 ) -> tuple[list[Sent], list[str]]:
+    """The same history with dense retention: what was sent, and what broke."""
     setup = replace(setup, retention=None)
     case = Case("dense", "hits", setup, history)
     engine = setup.engine(ledger=ledger, accept=_accept(delays))
@@ -151,11 +152,11 @@ def _marks(case: Case, ledger: bool) -> tuple[list[int], list[Sent], list[str]]:
     """
     setup = case.setup
     key = replace(setup, retention=None)
-    dense, words = _dense(key, case.history, ledger, case.delays)
+    dense, words = dense_run(key, case.history, ledger, case.delays)
     marks = [sent.hit for sent in dense]
     if setup.tier == "host" and setup.blocks_per_chunk == 1:
         gpu = replace(key, tier="gpu")
-        other, _ = _dense(gpu, case.history, False, case.delays)
+        other, _ = dense_run(gpu, case.history, False, case.delays)
         marks = [max(pair) for pair in zip(marks, (s.hit for s in other), strict=False)]
     return marks, dense, [f"dense: {x}" for x in words]
 
@@ -297,7 +298,7 @@ def _demands(
     resets = _resets(case)
     asked = dict.fromkeys(tiers, (marks, dense))
     if len(tiers) > 1 and any("reset_gpu" in kinds for kinds in resets):
-        alone, _ = _dense(
+        alone, _ = dense_run(
             replace(case.setup, tier="host", retention=None),
             case.history,
             False,

@@ -143,7 +143,7 @@ class Judge:
     def __init__(self, cases: Sequence[tuple[Case, bool]]) -> None:
         self._cases = cases
         # The tree itself sets the marks; and it is faster than to play them again.
-        contract._dense = lru_cache(maxsize=None)(contract._dense.__wrapped__)
+        contract.dense_run = lru_cache(maxsize=None)(contract.dense_run.__wrapped__)
         self.known: dict[str, None] = {}
         took = []
         for case, useful in cases:

@@ -273,7 +273,7 @@ def _kv_cache_config(
     return config
 
 
-def _vllm_config(
+def vllm_config_of(
     geometry: Geometry,
     retention: int | None,
     *,
@@ -283,6 +283,7 @@ def _vllm_config(
     workers: int,
     extra_config: dict[str, Any],
 ) -> VllmConfig:
+    """vLLM's configuration for a geometry, as the release builds it."""
     cache_config = CacheConfig(
         block_size=_rank_block(geometry.groups[0], geometry.dcp),
         enable_prefix_caching=True,
@@ -685,7 +686,7 @@ def build(
     if blocks_per_chunk > 1:
         _set_blocks_per_chunk(extra_config, geometry, blocks_per_chunk)
     with _retention_in_environment(retention):
-        config = _vllm_config(
+        config = vllm_config_of(
             geometry,
             retention,
             max_num_batched_tokens=max_num_batched_tokens,

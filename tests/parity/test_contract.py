@@ -275,7 +275,7 @@ def sparse_engines(monkeypatch):
                 how(built)
             return built
 
-        contract._dense.cache_clear()
+        contract.dense_run.cache_clear()
         monkeypatch.setattr(Setup, "engine", engine)
 
     return change
@@ -337,9 +337,9 @@ def test_l5_finds_what_vllm_raises(monkeypatch):
 
     case = fixed("replay of 353")
     monkeypatch.setattr(CPUOffloadingManager, "lookup", lookup)
-    contract._dense.cache_clear()
+    contract.dense_run.cache_clear()
     assert "KeyError in test_contract.py:lookup" in broken(case)["L5"][0]
-    contract._dense.cache_clear()
+    contract.dense_run.cache_clear()
 
 
 def test_l6_and_l7_find_a_chunk_that_nobody_needs(monkeypatch):

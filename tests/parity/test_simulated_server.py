@@ -34,7 +34,7 @@ def groups_of(name: str, mtp: int) -> list:
     geometry = GEOMETRIES[profile.geometry]
     if not mtp:
         geometry = geometry.without_eagle("none")
-    config = release_adapter._vllm_config(
+    config = release_adapter.vllm_config_of(
         geometry, None, max_num_batched_tokens=8192, max_num_seqs=1,
         async_scheduling=False, workers=1, extra_config={"cpu_bytes_to_use": 1},
     )  # fmt: skip
@@ -49,7 +49,7 @@ def groups_of(name: str, mtp: int) -> list:
 @pytest.mark.parametrize("name", PROFILES)
 def test_vllm_makes_the_groups_that_a_profile_names(name: str, mtp: int) -> None:
     groups = groups_of(name, mtp)
-    executor._check_groups(Settings(name, mtp, 1, "unused"), groups)
+    executor.check_groups(Settings(name, mtp, 1, "unused"), groups)
     flagged = [group for group in groups if group.is_eagle_group]
     # Where no spec says that it drafts vLLM knows only DeepSeek-V4's drafter.
     says = any(f.name == "is_draft" for f in dataclasses.fields(FullAttentionSpec))
@@ -63,7 +63,7 @@ def test_vllm_makes_the_groups_that_a_profile_names(name: str, mtp: int) -> None
 def test_other_groups_than_the_profiles_are_refused() -> None:
     groups = groups_of("gemma", 0)
     with pytest.raises(ValueError, match="gpt-oss: groups"):
-        executor._check_groups(Settings("gpt-oss", 0, 1, "unused"), groups)
+        executor.check_groups(Settings("gpt-oss", 0, 1, "unused"), groups)
 
 
 class Blocks:
