@@ -25,7 +25,7 @@ def verdict(tree: str, law: str, **more) -> dict:
 def hits(tree: str, *figures: int) -> dict:
     return verdict(
         tree, "L6", hits=list(figures), stored=[5, 0], dense_stored=[9, 0],
-        owed=[None, 32], excused=[], align=32, astray=False,
+        owed=[None, 32], excused=[], computed=[0, 64], align=32, astray=False,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from . import limits, release_adapter
 from .engine import Engine
 from .history import Case, Event, Sent, Setup, play
-from .laws import Demand, Laws, positions, tail
+from .laws import Demand, Laws, computed, positions, tail
 from .prompts import prompt
 
 _PROBE_SEED = 1_000_000
@@ -253,9 +253,12 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
     for number, (one, law) in enumerate(
         _demands(case, sent, marks, [s.hit for s in dense])
     ):
-        owed.append(None if law is None or law.excused else law.hit)
         if law is None:
+            owed.append(None)
             continue
+        # What is known not to hold is not owed.
+        limited = limits.of(release_adapter.version(), law.law, setup) is not None
+        owed.append(None if law.excused or limited else law.hit)
         here = verdict(law.law)
         if law.excused:
             excused.append(number)
@@ -275,6 +278,10 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         "checks": 1,
         "owed": owed,
         "excused": excused,
+        "computed": [
+            max((computed(one.tokens, s.text) for s in sent[:number]), default=0)
+            for number, one in enumerate(sent)
+        ],
         "align": setup.alignment,
         "astray": setup.geometry.name
         in limits.ASTRAY.get(release_adapter.version(), ()),

@@ -24,6 +24,14 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
+def computed(tokens: Sequence[int], text: Sequence[int]) -> int:
+    """Tokens of a prompt that a request with this text computed.
+
+    The last one that is decoded never is.
+    """
+    return min(common_prefix(tokens, text), len(text) - 1)
+
+
 @dataclass(frozen=True)
 class Demand:
     """A law's demand on one send: `hit` tokens at least.

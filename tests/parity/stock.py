@@ -23,7 +23,8 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     for number, (mine, theirs, owed) in enumerate(
         zip(patched["hits"], stock["hits"], patched["owed"], strict=False)
     ):
-        want = theirs // align * align
+        # Stock also serves what was never computed.
+        want = min(theirs, patched["computed"][number]) // align * align
         priced = not _is_sparse(stock, number) and _is_sparse(patched, number)
         if priced or patched["astray"]:
             want = min(want, owed or 0)

@@ -395,6 +395,7 @@ def test_l6_compares_with_stock():
         "dense_stored": [30, 0, 0, 0],
         "owed": [None, 352, 352, None],
         "excused": [],
+        "computed": [0, 400, 400, 64],
         "align": 32,
         "astray": False,
     }
@@ -416,6 +417,8 @@ def test_l6_compares_with_stock():
     # Another send may store it where the GPU keeps less.
     assert below_stock(mine, {**dense, "stored": [28, 2, 0, 0]}) == []
     assert below_stock({**mine, "astray": True}, stock) == []
+    # What nobody computed is no hit to be compared with.
+    assert below_stock({**mine, "computed": [0, 400, 383, 31]}, stock) == []
     dense["hits"] = [0, 352, 400, 63]
     assert below_stock(mine, dense) == ["send 1 hits 320, on stock 352"]
 
