@@ -24,6 +24,7 @@ from .scenarios import (
     Scenario,
     edits_extended,
     extension,
+    partly,
     replay,
     room,
     siblings,
@@ -63,12 +64,13 @@ def _case(
     blocks_per_chunk: int = 1,
     tier: str = "host",
     retention: int = 0,
+    mode: str = "hits",
     **more: int,
 ) -> Callable[[], Case]:
     def make() -> Case:
         options = tuple((room(geometry, scenario.history, tier) | more).items())
         setup = Setup(geometry, retention, tier, blocks_per_chunk, options)
-        return Case(scenario.name, "hits", setup, scenario.history)
+        return Case(scenario.name, mode, setup, scenario.history)
 
     return make
 
@@ -155,28 +157,50 @@ def _of_states(release: str) -> tuple[Limit, ...]:
 
 
 # The releases whose host hits are not aligned to chunks.
-_UNALIGNED = ("0.25.1", "0.26.0", "0.28.0", "0.29.0")
+_UNALIGNED = ("0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0")
+_STATEFUL_BEFORE_0_30 = ("0.27.1", "0.28.0", "0.29.0")
 
 
 def _of_states_before_0_30(release: str) -> Iterator[Limit]:
-    """The limits of Mamba states on 0.28.0 and 0.29.0."""
+    """The limits of Mamba states on one release of those."""
     yield from _of_all_states(release)
-    yield Limit(
-        release,
-        "L1",
-        (MAMBA_FINE_MTP.name,),
-        ("host", "both"),
-        "where a block takes several prefill steps, dense retention has states that "
-        "sparse retention names no position for",
-        _case(replay(92), MAMBA_FINE_MTP, max_num_batched_tokens=29),
-    )
+    if release == "0.27.1":
+        for law, scenario in (("L1", replay(92)), ("L2", extension(88, 8))):
+            yield Limit(
+                release,
+                law,
+                (MAMBA_FINE.name, MAMBA_FINE_MTP.name),
+                ("host", "both"),
+                "no state inside a block is stored",
+                _case(scenario, MAMBA_FINE),
+            )
+        yield Limit(
+            release,
+            "L8",
+            (MAMBA_FINE.name,),
+            ("both",),
+            "the host is asked for what lies past full attention's hit on the GPU, "
+            "not for a state at its end",
+            _case(partly(88, 72, 88), MAMBA_FINE, tier="both", mode="mixed"),
+        )
+    else:
+        yield Limit(
+            release,
+            "L1",
+            (MAMBA_FINE_MTP.name,),
+            ("host", "both"),
+            "with a drafter no state inside a block is stored (supports_partial_tail), "
+            "and the GPU, which has one, sets the mark",
+            _case(replay(92), MAMBA_FINE_MTP, max_num_batched_tokens=29),
+        )
     yield Limit(
         release,
         "L6",
         (MAMBA_MTP.name,),
         ("gpu",),
-        "a resend of a prompt that ends with a block looks for a state one block "
-        "below the named one, makes it in vain and keeps it",
+        "the drafter's block is dropped from the n - 1 tokens that a resend may hit: "
+        "it resumes a block below the named position if the prompt ends with a block; "
+        "the first resend ends a step there, as at a junction, and keeps the state",
         _case(replay(352), MAMBA_MTP, tier="gpu"),
     )
 
@@ -229,7 +253,7 @@ LIMITS = (
     ),
     *(
         limit
-        for release in ("0.28.0", "0.29.0")
+        for release in _STATEFUL_BEFORE_0_30
         for limit in _of_states_before_0_30(release)
     ),
 )
