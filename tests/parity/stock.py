@@ -13,7 +13,8 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     tree does not, stock's hits have a price that sparse retention is there to avoid:
     then a send need only hit what L1 to L4 ask for. All sends before it are counted
     together: with another retention the GPU hits otherwise, so another send stores a
-    chunk. The same where stock's tails are astray (`limits.ASTRAY`).
+    chunk. The same where stock's tails are astray (`limits.ASTRAY`), and where it
+    serves more than was computed.
 
     A send is excused that resumes where an earlier one was served past, if all sends
     together hit no less than on stock: who is not served computes, and stores, more.
@@ -23,10 +24,10 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     for number, (mine, theirs, owed) in enumerate(
         zip(patched["hits"], stock["hits"], patched["owed"], strict=False)
     ):
-        # Stock also serves what was never computed.
-        want = min(theirs, patched["computed"][number]) // align * align
+        want = theirs // align * align
         priced = not _is_sparse(stock, number) and _is_sparse(patched, number)
-        if priced or patched["astray"]:
+        wrong = theirs > patched["computed"][number]
+        if priced or wrong or patched["astray"]:
             want = min(want, owed or 0)
         if number in patched["excused"] and (
             sum(patched["hits"][: number + 1]) >= sum(stock["hits"][: number + 1])
