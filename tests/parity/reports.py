@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from . import contract
 from .geometry import (
     DSV4,
+    DSV4_NO_EAGLE,
     GEMMA,
     GEMMA_NO_EAGLE,
     STRADDLING,
@@ -43,16 +44,31 @@ class Report:
 
 
 def _hits(
-    scenario: Scenario, geometry: Geometry, retention: int | None, tier: str
+    scenario: Scenario,
+    geometry: Geometry,
+    retention: int | None,
+    tier: str,
+    **more: int,
 ) -> Callable[[], Case]:
     def make() -> Case:
-        options = tuple(room(geometry, scenario.history, tier).items())
-        setup = Setup(geometry, retention, tier, options=options)
+        options = room(geometry, scenario.history, tier) | more
+        setup = Setup(geometry, retention, tier, options=tuple(options.items()))
         return Case(scenario.name, "hits", setup, scenario.history)
 
     return make
 
 
+_ALL = (
+    "0.25.1",
+    "0.26.0",
+    "0.27.1",
+    "0.28.0",
+    "0.29.0",
+    "0.30.0",
+    "0.31.0",
+    "0.32.0",
+    "0.33.0",
+)
 REPORTS = (
     Report(
         "46971",
@@ -74,7 +90,7 @@ REPORTS = (
         "51761",
         "the EAGLE drop moves the GPU's boundary to where no tail is",
         "L1",
-        ("0.25.1", "0.26.0", "0.27.1"),
+        ("0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0"),
         _hits(replay(8193), DSV4, 0, "gpu"),
         "the boundary is chosen one alignment block lower",
     ),
@@ -82,14 +98,14 @@ REPORTS = (
         "54713 and 55036",
         "only one of the two replay boundaries is stored",
         "L1",
-        ("0.25.1", "0.26.0", "0.27.1", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
+        _ALL,
         _hits(replay(8193), DSV4, 0, "host"),
     ),
     Report(
         "57610",
         "a request that parts in the last block hits nothing",
         "L4",
-        ("0.25.1", "0.26.0", "0.27.1", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
+        _ALL,
         _hits(edit_near_end(4100, 5), GEMMA_NO_EAGLE, 0, "gpu"),
     ),
     Report(
@@ -116,7 +132,11 @@ REPORTS = (
     Report(
         "54362",
         "the frontier of a prefill step is stored as if it were the prompt's end",
-        elsewhere="it needs a release from 0.26 to 0.32",
+        "L6",
+        ("0.27.1", "0.28.0", "0.29.0"),
+        # Each boundary is named, so what is left over lies at the steps' ends.
+        _hits(replay(1024), DSV4_NO_EAGLE, 256, "host", max_num_batched_tokens=400),
+        "the store counts whole segments, or to the prompt's end",
     ),
     Report(
         "56701 and 56709",
