@@ -11,7 +11,7 @@ from offload_parity import release as releases
 from offload_parity.errors import UserError
 from offload_parity.paths import build_root, shown
 from offload_parity.release import Release
-from offload_parity.report import Report, Result, bar
+from offload_parity.report import Report, Result, bar, finish
 from offload_parity.unit_env import UnitEnv
 from offload_parity.upstream_tests import Progress
 
@@ -24,13 +24,6 @@ jobs_option = click.option(
     default=upstream_tests.default_jobs,
     help="Test processes side by side; default: 2, 1 on a single core.",
 )
-
-
-def finish(report: Report) -> None:
-    """Show the table and end with 1 if a step is bad."""
-    click.echo(f"\n{report.summary()}")
-    if not report.ok:
-        sys.exit(1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)

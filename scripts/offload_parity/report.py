@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that run one after the other, and the table of how they ended."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,6 +99,13 @@ class Report:
         failed = sum(not step.ok for step in self.steps)
         end = f"{failed} of {len(self.steps)} failed" if failed else "all passed"
         return "\n".join([*lines, f"{end}, {total / 60:.1f} min"])
+
+
+def finish(report: Report) -> None:
+    """Show the table and end the program with 1 if a step is bad."""
+    click.echo(f"\n{report.summary()}")
+    if not report.ok:
+        sys.exit(1)
 
 
 @contextmanager

@@ -11,11 +11,12 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from .paths import build_root, shown
 # What this project's own runs need beside vLLM's requirements.
 OWN_PACKAGES = ("pytest-xdist==3.8.0", "hypothesis==6.170.17")
 
+# As messages name it.
+WHAT = "the environment for vLLM's unit tests"
 # Measured with torch's CPU build on x86-64 Linux.
 SIZES = "about 0.6 GB to download, 2.3 GB on disk with torch's CPU build"
 NEEDED_BYTES = 3_000_000_000
@@ -147,28 +150,23 @@ def build(needs: Needs, root: Path) -> UnitEnv:
     env = UnitEnv(root)
     finished = root / "finished.json"
     with lock(root.with_name(f".{root.name}.lock")):
-        if finished.exists() and _runs(env):
+        if finished.exists() and runs(env):
             return env
-        if root.exists():
-            print(f"{shown(root)} was not finished: building it again")
-            _remove(root)
-        _check_room(root.parent)
+        remove_unfinished(root)
+        check_room(root.parent, NEEDED_BYTES, WHAT)
         print(
             f"Building {shown(root)} for vLLM's unit tests: {needs.torch} and "
             f"{len(needs.requirements) + len(needs.packages)} requirements with what "
             f"they need,\n{SIZES}; what pip has cached is not downloaded again.",
             flush=True,
         )
-        _make_venv(root)
-        log = build_root() / "reports" / "unit-env.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.unlink(missing_ok=True)
-        # torch first: the only large one, and the one that may not exist.
-        _pip(env, log, needs.torch)
-        _pip(env, log, needs.torch, *needs.requirements, *needs.packages)
-        complete(env)
-        finished.write_text(json.dumps(vars(needs), indent=1))
-        log.unlink(missing_ok=True)
+        make_venv(root)
+        with pip_log("unit-env") as log:
+            # torch first: the only large one, and the one that may not exist.
+            pip(env, log, WHAT, needs.torch)
+            pip(env, log, WHAT, needs.torch, *needs.requirements, *needs.packages)
+            complete(env)
+            finished.write_text(json.dumps(vars(needs), indent=1))
     return env
 
 
@@ -178,7 +176,7 @@ def complete(env: UnitEnv) -> None:
     _write_model(env)
 
 
-def _runs(env: UnitEnv) -> bool:
+def runs(env: UnitEnv) -> bool:
     """Whether the interpreter starts; not after the Python below it was removed."""
     try:
         done = subprocess.run([env.python, "-c", ""], capture_output=True, check=False)
@@ -187,7 +185,15 @@ def _runs(env: UnitEnv) -> bool:
     return done.returncode == 0
 
 
-def _remove(root: Path) -> None:
+def remove_unfinished(root: Path) -> None:
+    """Remove an environment that is to be built anew.
+
+    Raises:
+        UserError: it cannot be removed.
+    """
+    if not root.exists():
+        return
+    print(f"{shown(root)} was not finished: building it again")
     try:
         shutil.rmtree(root)
     except OSError as error:
@@ -196,17 +202,27 @@ def _remove(root: Path) -> None:
         ) from error
 
 
-def _check_room(folder: Path) -> None:
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Refuse to begin what cannot end.
+
+    Raises:
+        UserError: less than ``needed`` bytes are free.
+    """
     free = shutil.disk_usage(folder).free
-    if free < NEEDED_BYTES:
+    if free < needed:
         raise UserError(
-            f"{shown(folder)} has {free / 1e9:.1f} GB of free space and the "
-            f"environment for vLLM's unit tests needs {NEEDED_BYTES / 1e9:.0f} GB: "
-            "make room or choose another folder with OFFLOAD_PARITY_BUILD"
+            f"{shown(folder)} has {free / 1e9:.1f} GB of free space and {what} needs "
+            f"{needed / 1e9:.0f} GB: make room or choose another folder with "
+            "OFFLOAD_PARITY_BUILD"
         )
 
 
-def _make_venv(root: Path) -> None:
+def make_venv(root: Path) -> None:
+    """Make an empty virtual environment.
+
+    Raises:
+        UserError: this Python cannot.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "venv", root],
         capture_output=True,
@@ -223,8 +239,20 @@ def _make_venv(root: Path) -> None:
         raise UserError(f"python -m venv failed: {said.splitlines()[-1:]}")
 
 
-def _pip(env: UnitEnv, log: Path, *requirements: str) -> None:
+@contextlib.contextmanager
+def pip_log(name: str) -> Iterator[Path]:
+    """A log for pip, which stays only if what is done with it fails."""
+    log = build_root() / "reports" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    yield log
+    log.unlink(missing_ok=True)
+
+
+def pip(env: UnitEnv, log: Path, what: str, *requirements: str) -> None:
     """Install; pip's own progress is on the screen, all it says in ``log``.
+
+    ``what`` is being built; ``requirements`` may hold options of ``pip install``.
 
     Raises:
         UserError: it failed.
@@ -252,15 +280,15 @@ def _pip(env: UnitEnv, log: Path, *requirements: str) -> None:
     )  # fmt: skip
     if done.returncode:
         text = log.read_text(errors="replace") if log.exists() else done.stdout or ""
-        raise UserError(explain(text, log))
+        raise UserError(explain(text, log, what))
 
 
-def explain(text: str, log: Path) -> str:
+def explain(text: str, log: Path, what: str = WHAT) -> str:
     """One line that says why pip failed and what to do, from its log."""
     if "No space left on device" in text:
         return (
-            "no space left on the device for vLLM's unit test environment: make room "
-            "(pip's temporary files: TMPDIR, its cache: PIP_CACHE_DIR) and run again"
+            f"no space left on the device for {what}: make room (pip's temporary "
+            "files: TMPDIR, its cache: PIP_CACHE_DIR) and run again"
         )
     if re.search(
         r"NewConnectionError|NameResolutionError|Failed to establish a new connection"
@@ -271,11 +299,17 @@ def explain(text: str, log: Path) -> str:
             "the package index cannot be reached: check the network or pip's index "
             f"settings (pip config list) and run again; pip's log: {shown(log)}"
         )
-    if match := re.search(r"No matching distribution found for (torch\S*)", text):
+    if match := re.search(r"No matching distribution found for (\S+)", text):
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        missing = f"pip finds no {match[1]} for Python {version} on this machine"
+        if not match[1].startswith("torch"):
+            return (
+                f"{missing} ({platform.system()}, {platform.machine()}): {what} cannot "
+                "be built here; try one for which it is published, such as x86-64 Linux"
+            )
         return (
-            f"pip finds no {match[1]} for Python {version} on this machine: use Python "
-            "3.11 for the tools (make distclean, then run again with it first on PATH)"
+            f"{missing}: use Python 3.11 for the tools (make distclean, then run again "
+            "with it first on PATH)"
         )
     errors = re.findall(r"ERROR: (.*)", text) or text.strip().splitlines()[-1:]
     errors = errors or ["see above"]
@@ -301,14 +335,15 @@ _PLUGIN = {
 }
 
 
-def _site_packages(env: UnitEnv) -> Path:
+def site_packages(env: UnitEnv) -> Path:
+    """Where its packages are."""
     (folder,) = (env.root / "lib").glob("python*/site-packages")
     return folder
 
 
 def _write_plugin(env: UnitEnv) -> None:
     for name, text in _PLUGIN.items():
-        path = _site_packages(env) / name
+        path = site_packages(env) / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
