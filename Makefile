@@ -34,14 +34,14 @@ IMAGE_ARGS = $(RELEASE_ARG) $(call option,container,CONTAINER)
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check port range-diff upstream \
-	test proof lint each-commit parity fuzz sweep bench mutants matrix \
+	test proof lint each-commit parity fuzz sweep bench mutants matrix e2e \
 	probe serve-sim experiment \
 	image image-test image-probe image-status image-stand-in \
 	clean distclean
 
 help: ## List the targets (default)
 	echo "usage: make TARGET [RELEASE=0.33.0] [VLLM=path to a git checkout] [PYTHON=interpreter with vllm installed]"
-	sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
+	sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 apply: $(TOOLS)/.ready ## Apply the series to a built tree, or to VLLM= or PYTHON=
 	$(SERIES) apply $(ARGS)
@@ -102,6 +102,9 @@ mutants: $(TOOLS)/.ready ## Plant defects in the patched trees: each must break 
 
 matrix: $(TOOLS)/.ready ## Measure what holds on each release, for README's table; TABLE=1: write that alone
 	$(call takes,RELEASE TABLE)$(RUN) scripts/matrix.py $(RELEASE_ARG) $(call option,table,TABLE)
+
+e2e: $(TOOLS)/.ready ## Restore real KV of tiny models on a CPU, stock and patched
+	$(call takes,RELEASE)$(RUN) scripts/e2e.py $(RELEASE_ARG)
 
 probe: $(TOOLS)/.ready ## Does offload restore on your server? URL=http://localhost:8000
 	$(call takes,URL)$(RUN) scripts/probe_boundaries.py $(call option,url,URL)

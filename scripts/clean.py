@@ -15,7 +15,10 @@ BUILT = (
     *(".building-*", "vllm-*", "image", "image-stand-in"),
     *("cache", "lint", "port", "reports", "upstream", ".lock"),
 )
-ENVIRONMENTS = ("unit-env-*", ".unit-env-*.lock", "pre-commit")
+ENVIRONMENTS = (
+    *("unit-env-*", ".unit-env-*.lock", "e2e-env-*", ".e2e-env-*.lock"),
+    "pre-commit",
+)
 CACHED = ("vllm-*.tar.gz", ".part-*", ".vllm-*.lock")
 
 

@@ -59,6 +59,10 @@ def test(release: str | None, jobs: int, each_commit: bool, every: bool) -> None
     report.run("environment", "virtual environment", environment)
     for each in full:
         test_release(report, each, env[0] if env else None, jobs, each_commit)
+    for each in wanted:
+        if each.e2e and env:
+            group = f"vLLM {each.version}"
+            report.run(group, "tiny models", steps.tiny_models(each))
     own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     own += ["-n", str(jobs), "--dist", "worksteal"]
     log = build_root() / "reports" / "own-tests.log"

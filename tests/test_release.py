@@ -111,5 +111,5 @@ def test_own_releases_can_be_read(folder) -> None:
     # every key is one that is read
     facts = tomllib.loads((folder / "release.toml").read_text())
     top = {"version", "upstream_commit", "sdist", "unit_tests", "lint"}
-    assert set(facts) == top | {"deepseek_v4"}
+    assert set(facts) - {"e2e"} == top | {"deepseek_v4"}
     assert set(facts["deepseek_v4"]) == {"block_bytes"}

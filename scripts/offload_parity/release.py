@@ -27,6 +27,14 @@ class UnitTests:
 
 
 @dataclass(frozen=True)
+class EndToEnd:
+    """What ``make e2e`` installs for a release, see ``release.toml``."""
+
+    package: str
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Release:
     """One vLLM release and the folder that holds its series."""
 
@@ -38,6 +46,7 @@ class Release:
     unit_tests: UnitTests = field(repr=False)
     lint_ruff: str
     dsv4_block_bytes: int
+    e2e: EndToEnd | None = field(default=None, repr=False)
 
     @property
     def branch(self) -> str:
@@ -71,6 +80,7 @@ def read(folder: Path) -> Release:
             ),
             lint_ruff=facts["lint"]["ruff"],
             dsv4_block_bytes=facts["deepseek_v4"]["block_bytes"],
+            e2e=_end_to_end(facts["e2e"]) if "e2e" in facts else None,
         )
         Version(release.version)
     except KeyError as error:
@@ -83,6 +93,15 @@ def read(folder: Path) -> Release:
             f"{folder.name!r}; make them equal"
         )
     return release
+
+
+def _end_to_end(facts: dict) -> EndToEnd:
+    return EndToEnd(facts["package"], tuple(facts["packages"]))
+
+
+def with_cpu_package() -> tuple[Release, ...]:
+    """The releases whose compiled CPU backend can be installed, newest first."""
+    return tuple(release for release in supported() if release.e2e)
 
 
 def supported() -> tuple[Release, ...]:

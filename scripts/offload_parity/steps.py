@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from . import (
+    e2e,
+    e2e_env,
     each_commit,
     exporting,
     matrix,
@@ -124,6 +126,19 @@ def parity_tests(release: Release, env: UnitEnv, jobs: int, kind: str) -> Work:
             [proof.one_line(x)[:400] for x in findings],
             [log],
         )
+
+    return work
+
+
+def tiny_models(release: Release) -> Work:
+    """A minute of ``make e2e``, where that has built its environment."""
+
+    def work(progress: Progress) -> Result:
+        env = e2e_env.existing(release)
+        if env is None:
+            return Result(True, f"not run: make e2e RELEASE={release.version} does")
+        # Importing vLLM takes most of it: once will do.
+        return e2e.tests(release, env, "patched", jobs=1, quick=True)(progress)
 
     return work
 

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The virtual environment of ``make e2e``: vLLM with its compiled CPU backend.
+
+It lies in ``build/e2e-env-<key>`` and sees the packages of the unit tests' environment,
+so that only what is compiled is installed again. vllm lies in it twice: as published in
+``stock``, and with the series where an interpreter looks for it, put there by the same
+code as ``make apply PYTHON=``. The files that are the same share their bytes.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from . import installed, unit_env
+from .errors import UserError
+from .files import lock
+from .paths import build_root, shown
+from .release import EndToEnd, Release
+from .unit_env import UnitEnv
+
+WHAT = "the environment of make e2e"
+# Measured on x86-64 Linux.
+SIZES = "about 0.2 GB to download, 0.7 GB on disk"
+NEEDED_BYTES = 1_500_000_000
+
+# One operation of the compiled backend's, as the engine finds it.
+_TRY_KERNELS = """
+import torch
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+out = torch.empty(1, 8)
+torch.ops._C.silu_and_mul(out, torch.ones(1, 16))
+"""
+
+
+@dataclass(frozen=True)
+class E2eEnv(UnitEnv):
+    """A finished environment."""
+
+    @property
+    def stock(self) -> Path:
+        """The folder that holds the package as published."""
+        return self.root / "stock"
+
+    def variables(self, *python_path: Path) -> dict[str, str]:
+        """The environment variables of a run, with ``python_path`` importable."""
+        return super().variables(*python_path) | {
+            # The tests look into the engine: it runs in their process.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # One thread each, wherever: other processes run beside it.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        }
+
+
+def ensure(release: Release) -> E2eEnv:
+    """The environment with the series as it is now, built first if need be.
+
+    Raises:
+        UserError: as ``unit_env.ensure``; no package for this machine or processor; one
+            for another torch; the series does not apply.
+    """
+    assert release.e2e is not None
+    base = unit_env.ensure()
+    env = build(release.e2e, base, root_of(release.e2e, base))
+    bring_series(env, release)
+    return env
+
+
+def existing(release: Release) -> E2eEnv | None:
+    """The environment with the series as it is now, None if it was never built."""
+    assert release.e2e is not None
+    base = unit_env.ensure()
+    env = E2eEnv(root_of(release.e2e, base))
+    if not (env.root / "finished.json").exists() or not unit_env.runs(env):
+        return None
+    bring_series(env, release)
+    return env
+
+
+def root_of(wanted: EndToEnd, base: UnitEnv) -> Path:
+    """Where the environment lies: other needs, another folder."""
+    text = json.dumps([vars(wanted), base.root.name])
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return build_root() / f"e2e-env-{key}"
+
+
+def build(wanted: EndToEnd, base: UnitEnv, root: Path) -> E2eEnv:
+    """Build ``root``, or return it as it is if it is finished and runs."""
+    env = E2eEnv(root)
+    finished = root / "finished.json"
+    with lock(root.with_name(f".{root.name}.lock")):
+        if finished.exists() and unit_env.runs(env):
+            return env
+        unit_env.remove_unfinished(root)
+        unit_env.check_room(root.parent, NEEDED_BYTES, WHAT)
+        what = ", ".join((wanted.package, *wanted.packages))
+        print(
+            f"Building {shown(root)} for make e2e: {what} over {shown(base.root)},\n"
+            f"{SIZES}; what pip has cached is not downloaded again.",
+            flush=True,
+        )
+        unit_env.make_venv(root)
+        site = unit_env.site_packages(env)
+        (site / "unit-env.pth").write_text(f"{unit_env.site_packages(base)}\n")
+        with unit_env.pip_log("e2e-env") as log:
+            # Only the package itself: its list asks for more than the engine imports.
+            unit_env.pip(env, log, WHAT, "--no-deps", wanted.package)
+            check_torch(wanted, site, unit_env.site_packages(base))
+            unit_env.pip(env, log, WHAT, *wanted.packages)
+        shutil.copytree(
+            site / "vllm", env.stock / "vllm", symlinks=True, copy_function=os.link
+        )
+        check_processor(env, wanted)
+        finished.write_text(json.dumps(vars(wanted), indent=1))
+    return env
+
+
+def check_torch(wanted: EndToEnd, site: Path, base_site: Path) -> None:
+    """The torch that is there is the one that the package was compiled for.
+
+    Raises:
+        UserError: it is not.
+    """
+    name = Requirement(wanted.package).name
+    package = _distribution(name, site)
+    there = _distribution("torch", base_site).version
+    for line in package.requires or ():
+        needs = Requirement(line)
+        if needs.name != "torch" or (needs.marker and not needs.marker.evaluate()):
+            continue
+        if not needs.specifier.contains(there, prereleases=True):
+            raise UserError(
+                f"{name} {package.version} is compiled for torch{needs.specifier} and "
+                f"{shown(base_site)} has torch {there}: use a machine for which pip "
+                "finds that one, or name both in release.toml"
+            )
+
+
+def _distribution(name: str, site: Path) -> importlib.metadata.Distribution:
+    for found in importlib.metadata.distributions(name=name, path=[str(site)]):
+        return found
+    raise UserError(f"{shown(site)} has no {name}: remove {WHAT} and run again")
+
+
+def check_processor(env: E2eEnv, wanted: EndToEnd) -> None:
+    """The compiled backend runs here, tried with one of its operations.
+
+    Raises:
+        UserError: it does not.
+    """
+    done = subprocess.run(
+        [env.python, "-c", _TRY_KERNELS],
+        env=env.variables(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise UserError(
+            f"the kernels of {wanted.package} do not run on this processor "
+            f"({_why(done.returncode, done.stderr)}): run make e2e on another (x86-64: "
+            "with AVX2)"
+        )
+
+
+def _why(status: int, said: str) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return (said.strip().splitlines() or [f"status {status}"])[-1]
+
+
+def bring_series(env: E2eEnv, release: Release) -> None:
+    """Make the installed package that of the series as it is now.
+
+    Raises:
+        UserError: the series does not apply.
+    """
+    package = installed.find(str(env.python))
+    states = set(installed.examine(package, release.version).files.values())
+    if package.backup.exists() and states != {"patched"}:
+        # Of an earlier state of the series.
+        installed.unapply(package)
+    installed.apply(package, release.version)
