@@ -47,6 +47,7 @@ RUN_BY = {
     "make proof": (STEPS, "proof_of"),
     "make lint": (CI, ""),
     "make each-commit": (CI, ""),
+    "make e2e": (CI, ""),
     "make parity": (STEPS, "laws_and_probes"),
     "make fuzz": (CI, ""),
     "make sweep": (
