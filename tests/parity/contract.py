@@ -91,7 +91,6 @@ def figures(case: Case) -> dict[str, Any]:
     return {
         "hits": [s.hit for s in sent],
         "stored": [s.stored_chunks for s in sent],
-        "dense_hits": [s.hit for s in dense],
         "dense_stored": [s.stored_chunks for s in dense],
         "words": words,
     }
@@ -286,7 +285,6 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         "align": setup.alignment,
         "astray": setup.geometry.name
         in limits.ASTRAY.get(release_adapter.version(), ()),
-        "dense_hits": [s.hit for s in dense],
         "dense_stored": [s.stored_chunks for s in dense],
     }
     if setup.retention is not None:
