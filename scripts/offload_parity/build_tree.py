@@ -56,6 +56,11 @@ def repo(path: Path) -> git.Repo:
     return git.Repo(path, isolated=True, exact=True, who=WHO)
 
 
+def commits(tree: git.Repo) -> list[str]:
+    """The ids of the series' commits, in the order of its patches."""
+    return tree.lines("rev-list", "--reverse", f"{BASE}..HEAD")
+
+
 def read_state(tree: git.Repo) -> State | None:
     """What was last applied, None if the record is missing or unreadable."""
     try:

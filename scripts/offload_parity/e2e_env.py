@@ -80,7 +80,7 @@ def existing(release: Release) -> E2eEnv | None:
     assert release.e2e is not None
     base = unit_env.ensure()
     env = E2eEnv(root_of(release.e2e, base))
-    if not (env.root / "finished.json").exists() or not unit_env.runs(env):
+    if not unit_env.is_ready(env):
         return None
     bring_series(env, release)
     return env
@@ -96,9 +96,8 @@ def root_of(wanted: EndToEnd, base: UnitEnv) -> Path:
 def build(wanted: EndToEnd, base: UnitEnv, root: Path) -> E2eEnv:
     """Build ``root``, or return it as it is if it is finished and runs."""
     env = E2eEnv(root)
-    finished = root / "finished.json"
     with lock(root.with_name(f".{root.name}.lock")):
-        if finished.exists() and unit_env.runs(env):
+        if unit_env.is_ready(env):
             return env
         unit_env.remove_unfinished(root)
         unit_env.check_room(root.parent, NEEDED_BYTES, WHAT)
@@ -120,7 +119,7 @@ def build(wanted: EndToEnd, base: UnitEnv, root: Path) -> E2eEnv:
             site / "vllm", env.stock / "vllm", symlinks=True, copy_function=os.link
         )
         check_processor(env, wanted)
-        finished.write_text(json.dumps(vars(wanted), indent=1))
+        env.finished.write_text(json.dumps(vars(wanted), indent=1))
     return env
 
 

@@ -139,7 +139,7 @@ def _round_trip(tree: git.Repo, folder: Path) -> list[Path]:
     out once: the files are those that come from applying the first ones.
     """
     first, second = folder / "1", folder / "2"
-    commits = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
+    commits = build_tree.commits(tree)
     what = "--format=%T%n%an <%ae>%n%ad%n%B"
     with tree.worktree(build_tree.BASE) as work:
         for commit, patch in zip(commits, format_series(tree, first), strict=True):

@@ -240,7 +240,7 @@ def without(tree: git.Repo, release: Release, number: int) -> Without:
     The commit is made in a temporary work tree; no branch holds it.
     """
     names = [patch.name for patch in patches.read_series(release).patches]
-    ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
+    ids = build_tree.commits(tree)
     dropped = []
     with tree.worktree(f"{ids[number]}^") as work:
         for name, commit in list(zip(names, ids, strict=True))[number + 1 :]:
@@ -253,7 +253,7 @@ def without(tree: git.Repo, release: Release, number: int) -> Without:
 
 def around(tree: git.Repo, number: int) -> tuple[str, str]:
     """The commits of the series before a patch and with it."""
-    ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
+    ids = build_tree.commits(tree)
     return tree.commit_id(f"{ids[number]}^"), ids[number]
 
 

@@ -26,7 +26,6 @@ tree's ``tests``, and on the patched tree.
 """
 
 import ast
-import json
 import re
 import shutil
 from collections.abc import Iterable
@@ -34,8 +33,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import build_tree, git, patches, upstream_tests
-from .files import replace
+from . import build_tree, git, kept, patches, upstream_tests
 from .paths import build_root
 from .release import Release
 from .unit_env import UnitEnv
@@ -180,7 +178,7 @@ def content(tree: git.Repo, revision: str, path: str) -> str | None:
 
 
 def read_commits(
-    tree: git.Repo, names: list[str], base: str = build_tree.BASE
+    tree: git.Repo, names: list[str]
 ) -> tuple[list[Commit], list[Finding]]:
     """The series' commits with their claims, held against the tests they touch.
 
@@ -188,8 +186,7 @@ def read_commits(
     """
     commits: list[Commit] = []
     findings: list[Finding] = []
-    ids = tree.lines("rev-list", "--reverse", f"{base}..HEAD")
-    for name, commit in zip(names, ids, strict=True):
+    for name, commit in zip(names, build_tree.commits(tree), strict=True):
         claims, unclear = parse_claims(tree.out("log", "-1", "--format=%B", commit))
         problems = list(unclear)
         added: set[str] = set()
@@ -371,24 +368,14 @@ def check(
         if final:
             both(path, final, patched or Run(), "")
     proof.rows.sort(key=lambda row: (names.index(row.patch), row.test))
-    report = {"series": patches.series_digest(series)} | asdict(proof)
-    report_path(release).parent.mkdir(parents=True, exist_ok=True)
-    replace(report_path(release), (json.dumps(report, indent=1) + "\n").encode())
+    kept.write(release, series, "proof", asdict(proof))
     return proof
-
-
-def report_path(release: Release) -> Path:
-    """Where the last proof of a release's series is kept."""
-    return build_root() / "reports" / release.version / "proof.json"
 
 
 def read_report(release: Release) -> Proof | None:
     """The last proof, None if there is none of this very series."""
-    try:
-        report = json.loads(report_path(release).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if report["series"] != patches.series_digest(patches.read_series(release)):
+    report = kept.read(release, "proof")
+    if report is None:
         return None
     return Proof(
         [Row(**row) for row in report["rows"]],

@@ -7,7 +7,6 @@ the release pins. What the stock tree already has is no finding.
 """
 
 import ast
-import json
 import os
 import re
 import subprocess
@@ -18,9 +17,8 @@ from pathlib import Path
 
 import yaml
 
-from . import build_tree, git, patches
+from . import build_tree, git, kept, patches
 from .errors import UserError
-from .files import replace
 from .paths import build_root, shown
 from .proof import content
 from .release import Release
@@ -291,18 +289,10 @@ def touched(tree: git.Repo, old: str, new: str) -> list[str]:
     return tree.lines("diff", "--name-only", "--diff-filter=d", old, new)
 
 
-def report_path(release: Release) -> Path:
-    """Where the last lint of a release's series is kept."""
-    return build_root() / "reports" / release.version / "lint.json"
-
-
 def read_report(release: Release) -> list[Finding] | None:
     """What the last lint found, None if there is none of this very series."""
-    try:
-        report = json.loads(report_path(release).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if report["series"] != patches.series_digest(patches.read_series(release)):
+    report = kept.read(release, "lint")
+    if report is None:
         return None
     return [Finding(**finding) for finding in report["findings"]]
 
@@ -319,7 +309,7 @@ def check(release: Release, progress: Progress | None = None) -> list[Finding]:
     series = patches.read_series(release)
     names = [patch.name for patch in series.patches]
     tip = tree.commit_id("HEAD")
-    ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..{tip}")
+    ids = build_tree.commits(tree)
     findings: list[Finding] = []
     with tree.worktree(build_tree.BASE) as work:
         hooks = Hooks(release, work)
@@ -354,9 +344,5 @@ def check(release: Release, progress: Progress | None = None) -> list[Finding]:
         ]
         if progress:
             progress(steps, steps)
-    report = {
-        "series": patches.series_digest(series),
-        "findings": [vars(finding) for finding in findings],
-    }
-    replace(report_path(release), json.dumps(report, indent=1).encode())
+    kept.write(release, series, "lint", {"findings": [vars(f) for f in findings]})
     return findings

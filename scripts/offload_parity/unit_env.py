@@ -45,7 +45,7 @@ _SETTINGS_OF_OTHERS = ("VLLM_", "PYTEST_", "PYTHON", "HF_", "TRANSFORMERS_", "TO
 
 @dataclass(frozen=True)
 class UnitEnv:
-    """A finished environment."""
+    """An environment, finished once it is handed out."""
 
     root: Path
 
@@ -53,6 +53,11 @@ class UnitEnv:
     def python(self) -> Path:
         """Its interpreter."""
         return self.root / "bin" / "python"
+
+    @property
+    def finished(self) -> Path:
+        """What it was built of; written last."""
+        return self.root / "finished.json"
 
     def variables(self, *python_path: Path) -> dict[str, str]:
         """The environment variables of a run, with ``python_path`` importable.
@@ -148,9 +153,8 @@ def interpreter(named: Path | None = None) -> Path:
 def build(needs: Needs, root: Path) -> UnitEnv:
     """Build ``root``, or return it as it is if it is finished and runs."""
     env = UnitEnv(root)
-    finished = root / "finished.json"
     with lock(root.with_name(f".{root.name}.lock")):
-        if finished.exists() and runs(env):
+        if is_ready(env):
             return env
         remove_unfinished(root)
         check_room(root.parent, NEEDED_BYTES, WHAT)
@@ -166,7 +170,7 @@ def build(needs: Needs, root: Path) -> UnitEnv:
             pip(env, log, WHAT, needs.torch)
             pip(env, log, WHAT, needs.torch, *needs.requirements, *needs.packages)
             complete(env)
-            finished.write_text(json.dumps(vars(needs), indent=1))
+            env.finished.write_text(json.dumps(vars(needs), indent=1))
     return env
 
 
@@ -176,8 +180,13 @@ def complete(env: UnitEnv) -> None:
     _write_model(env)
 
 
-def runs(env: UnitEnv) -> bool:
-    """Whether the interpreter starts; not after the Python below it was removed."""
+def is_ready(env: UnitEnv) -> bool:
+    """Whether it was built to its end and its interpreter starts.
+
+    It does not after the Python below it was removed.
+    """
+    if not env.finished.exists():
+        return False
     try:
         done = subprocess.run([env.python, "-c", ""], capture_output=True, check=False)
     except OSError:

@@ -294,7 +294,7 @@ def check_each_commit(
     tree = build_tree.repo(build_tree.ensure_patched(release))
     stock = build_tree.ensure_stock(release)
     names = [patch.name for patch in patches.read_series(release).patches]
-    ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
+    ids = build_tree.commits(tree)
     for name, commit in list(zip(names, ids, strict=True))[:-1]:
         with tree.worktree(commit) as work:
             label = f"after-{name[:4]}"

@@ -88,7 +88,7 @@ def build(
     bare.run("symbolic-ref", "HEAD", "refs/heads/base")
     bare.run("update-ref", "-d", f"refs/heads/{release.branch}")
     names = [patch.name for patch in patches.read_series(release).patches]
-    ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
+    ids = build_tree.commits(tree)
     commits_of = dict(zip(names, ids, strict=True))
     lone = [change for change in changes if change.alone]
     applied = _apply_alone(bare, release, lone)

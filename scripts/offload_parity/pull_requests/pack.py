@@ -92,7 +92,7 @@ def _messages(release: Release) -> dict[str, str]:
     """The patches' own messages, whole, by file name: a branch's are shorter."""
     tree = build_tree.repo(build_tree.patched_path(release))
     names = [patch.name for patch in patches.read_series(release).patches]
-    ids = tree.lines("rev-list", "--reverse", f"{build_tree.BASE}..HEAD")
+    ids = build_tree.commits(tree)
     return {
         name: tree.out("log", "-1", "--format=%b", commit)
         for name, commit in zip(names, ids, strict=True)
