@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from .geometry import (
-    EXAONE_FULL,
-    GLM,
-    GPT_OSS,
     MAMBA,
     MAMBA_FINE,
     MAMBA_FINE_MTP,
@@ -208,30 +205,7 @@ def _of_states_before_0_30(release: str) -> Iterator[Limit]:
     )
 
 
-# The releases whose store takes the GPU's junction as it is told there.
-_JUNCTION_IN_BLOCKS = (
-    "0.26.0",
-    "0.27.1",
-    "0.28.0",
-    "0.29.0",
-    *_STATEFUL,
-)
-
 LIMITS = (
-    *(
-        Limit(
-            release,
-            "L6",
-            tuple(geometry.name for geometry in (GLM, GPT_OSS, EXAONE_FULL)),
-            ("both",),
-            "in chunks of several blocks, where full attention drafts: the GPU tells "
-            "the junction in its blocks, and one that ends inside a chunk keeps the "
-            "tail of the chunk below, too",
-            _case(edits_extended(128, 32, 1), GLM, 2, "both", retention=256),
-            _in_larger_chunks,
-        )
-        for release in _JUNCTION_IN_BLOCKS
-    ),
     *(limit for release in _STATEFUL for limit in _of_states(release)),
     *(
         Limit(
