@@ -84,16 +84,23 @@ def judge(case: Case, ledger: bool = True, useful: bool = False) -> list[Verdict
 
 
 def figures(case: Case) -> dict[str, Any]:
-    """Hits and chunks stored of each send, which L6 compares with another tree's."""
+    """Hits of each send, which L6 compares with another tree's."""
     engine = case.setup.engine(accept=_accept(case.delays))
     sent, words = _outcome(engine, case, case.setup)
-    dense, _ = dense_run(case.setup, case.history, False, case.delays)
     return {
         "hits": [s.hit for s in sent],
-        "stored": [s.stored_chunks for s in sent],
-        "dense_stored": [s.stored_chunks for s in dense],
+        "priced": _is_priced(case.setup),
         "words": words,
     }
+
+
+def _is_priced(setup: Setup) -> bool:
+    """Whether the tier keeps with sparse retention what dense retention keeps."""
+    return (
+        setup.tier != "gpu"
+        and setup.retention is not None
+        and not release_adapter.store_heeds_retention()
+    )
 
 
 # --- playing ---
@@ -285,7 +292,7 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         "align": setup.alignment,
         "astray": setup.geometry.name
         in limits.ASTRAY.get(release_adapter.version(), ()),
-        "dense_stored": [s.stored_chunks for s in dense],
+        "priced": _is_priced(setup),
     }
     if setup.retention is not None:
         here.words = list(_stored_for_nothing(setup, sent, stores))

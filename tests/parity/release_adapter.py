@@ -71,6 +71,9 @@ from vllm.config import (  # noqa: E402
     VllmConfig,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (  # noqa: E402
+    SchedulerOffloadConfig,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (  # noqa: E402
     OffloadingConnector,
 )
@@ -127,6 +130,7 @@ __all__ = [
     "build",
     "drafters",
     "refusal",
+    "store_heeds_retention",
     "supports",
     "supports_blocks_per_chunk",
     "version",
@@ -746,6 +750,13 @@ def _has_blocks_per_chunk() -> bool:
 
         source += inspect.getsource(config)
     return '"blocks_per_chunk"' in source
+
+
+def store_heeds_retention() -> bool:
+    """Whether the offload store keeps less with a retention interval than without.
+
+    Stock's does since 0.30 (SchedulerOffloadConfig)."""
+    return "retention_interval" in SchedulerOffloadConfig._fields
 
 
 def supports_blocks_per_chunk(geometry: Geometry, blocks_per_chunk: int) -> bool:
