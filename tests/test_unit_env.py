@@ -188,6 +188,21 @@ def test_pip_failures_are_explained(said: str, line: str) -> None:
     assert line in unit_env.explain(said, Path("pip.log"))
 
 
+def test_python_settings_of_others_do_not_count(build: Path, monkeypatch) -> None:
+    for name in ("PYTHONHOME", "PYTHONPATH"):
+        monkeypatch.setenv(name, "/elsewhere")
+    env = unit_env.build(NEEDS, build / "unit-env-x")
+    assert unit_env.is_ready(env)
+
+
+def test_link_to_an_unfinished_environment_stays(build: Path) -> None:
+    (build / "elsewhere").mkdir()
+    (build / "unit-env-x").symlink_to(build / "elsewhere")
+    with pytest.raises(UserError, match=r"symbolic link.*remove it and run again"):
+        unit_env.build(NEEDS, build / "unit-env-x")
+    assert (build / "elsewhere").is_dir()
+
+
 def test_variables_choose_the_cpu_and_shut_the_hub_out(
     build: Path, monkeypatch
 ) -> None:

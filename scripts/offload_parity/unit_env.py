@@ -188,13 +188,19 @@ def is_ready(env: UnitEnv) -> bool:
     if not env.finished.exists():
         return False
     try:
-        done = subprocess.run([env.python, "-c", ""], capture_output=True, check=False)
+        # A PYTHONHOME is for other programs: with it this interpreter would not start.
+        done = subprocess.run(
+            [env.python, "-c", ""],
+            env=env.variables(),
+            capture_output=True,
+            check=False,
+        )
     except OSError:
         return False
     return done.returncode == 0
 
 
-def remove_unfinished(root: Path) -> None:
+def remove_unfinished(root: Path, why: str = "was not finished") -> None:
     """Remove an environment that is to be built anew.
 
     Raises:
@@ -202,12 +208,14 @@ def remove_unfinished(root: Path) -> None:
     """
     if not root.exists():
         return
-    print(f"{shown(root)} was not finished: building it again")
+    print(f"{shown(root)} {why}: building it again")
     try:
         shutil.rmtree(root)
     except OSError as error:
         raise UserError(
-            f"cannot remove {shown(root)}: {error.strerror}; remove it and run again"
+            # Of a link Python says no more than a sentence of its own.
+            f"cannot remove {shown(root)}: {error.strerror or error}; remove it and "
+            "run again"
         ) from error
 
 
@@ -234,6 +242,7 @@ def make_venv(root: Path) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-m", "venv", root],
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
         capture_output=True,
         text=True,
         check=False,
