@@ -2,6 +2,7 @@
 """Running a release's own tests and comparing them with stock, on made-up trees."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,6 +111,44 @@ def test_every_outcome_is_recorded_and_the_tree_stays_as_it_was(
     assert "nowhere" in found.collect_errors["tests/test_broken.py"]
     assert seen[-1] == (9, 9)
     assert files_of(tree) == before
+
+
+def test_runs_with_one_log_wait_for_each_other(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("OFFLOAD_PARITY_BUILD", str(tmp_path / "build"))
+    code = "import time\n\ndef test_{}():\n    time.sleep(1)\n"
+    trees = [tmp_path / "one", tmp_path / "two"]
+    for tree in trees:
+        write(tree, {"test_x.py": code.format(tree.name)})
+
+    def run(tree: Path) -> list[str]:
+        log = tmp_path / "x.log"
+        return list(upstream_tests.run_pytest(ENV, tree, ["."], log).outcomes)
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(run, trees))
+    assert found == [["test_x.py::test_one"], ["test_x.py::test_two"]]
+
+
+def test_what_a_killed_run_still_writes_is_not_read(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("OFFLOAD_PARITY_BUILD", str(tmp_path / "build"))
+    code = (
+        "import time\n\ndef test_a():\n    time.sleep(1)\n\ndef test_b():\n    pass\n"
+    )
+    write(tmp_path / "tree", {"test_x.py": code})
+    with (tmp_path / "x.jsonl").open("w") as rest:
+        # It goes on where it is, far behind what the new run has written.
+        rest.write(" " * 10_000)
+
+        def progress(*_: int) -> None:
+            rest.write('{"id": "of another run"\n')
+            rest.flush()
+
+        found = upstream_tests.run_pytest(
+            ENV, tmp_path / "tree", ["."], tmp_path / "x.log", progress=progress
+        )
+    assert list(found.outcomes) == ["test_x.py::test_a", "test_x.py::test_b"]
 
 
 def test_bare_assertion_is_told_by_its_source_line(tmp_path: Path, monkeypatch) -> None:

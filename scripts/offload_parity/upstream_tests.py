@@ -5,6 +5,7 @@ Every test of the stock tree must pass on the patched one. One that does not (vL
 some without a GPU) is run on the stock tree too and must come out the same there.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from . import build_tree, patches
 from .errors import UserError
+from .files import lock
 from .paths import ROOT, build_root, shown
 from .release import Release
 from .unit_env import UnitEnv, tail
@@ -153,14 +155,14 @@ def run_pytest(
     ``only`` limits it to these node ids, with or without parameters. They are no
     arguments of pytest's: it would run nothing at all when one of them is missing.
     ``progress`` is called with the number of tests done and of all. A file that cannot
-    be imported does not keep the others from running.
+    be imported does not keep the others from running. A second run with the same log
+    waits.
 
     Raises:
         UserError: pytest itself broke, so there is nothing to judge.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    outcomes = log.with_suffix(".jsonl")
-    outcomes.write_text("")
+    outcomes, chosen = log.with_suffix(".jsonl"), log.with_suffix(".ids")
     options = ["--continue-on-collection-errors"]
     if collect_only:
         options += ["--collect-only", "-q"]
@@ -169,12 +171,19 @@ def run_pytest(
         # hold most of the time.
         options += ["-n", str(jobs), "--dist", "worksteal"]
     if only is not None:
-        chosen = log.with_suffix(".ids")
-        chosen.write_text("\n".join(only), encoding="utf-8")
         options.append(f"--only-tests={chosen}")
     run = Run(log=log)
-    began = time.monotonic()
-    with log.open("wb") as out, outcomes.open(encoding="utf-8") as lines:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock(log.with_suffix(".lock")))
+        began = time.monotonic()
+        # Anew: the pytest of a killed run may yet write to the old ones.
+        for path in (outcomes, log):
+            path.unlink(missing_ok=True)
+        outcomes.touch()
+        if only is not None:
+            chosen.write_text("\n".join(only), encoding="utf-8")
+        out = stack.enter_context(log.open("wb"))
+        lines = stack.enter_context(outcomes.open(encoding="utf-8"))
         process = subprocess.Popen(
             pytest_command(env, outcomes, [*options, *targets]),
             cwd=tree,
