@@ -185,8 +185,8 @@ def check_torch(wanted: EndToEnd, site: Path, base_site: Path) -> None:
             raise UserError(
                 f"{name} {package.version} is compiled for torch{needs.specifier} and "
                 f"{shown(base_site)} has torch {there}: give pip an index with that "
-                "one (for CPUs PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
-                "), remove the environment that has the other, and run again"
+                "one (PIP_EXTRA_INDEX_URL=torch's for CPUs), remove the environment "
+                "that has the other, and run again"
             )
 
 
