@@ -131,8 +131,26 @@ def test_no_identity_is_refused_before_anything_is_done(world: World) -> None:
 def test_the_identity_is_the_user_s_own(known: World) -> None:
     assert identity.submitter() == WHO
     assert WHO.reachable
-    assert not Submitter("CI", "ci@localhost").reachable
-    assert not Submitter("M", "m@x.invalid").reachable
+    for email in ("ci@localhost", "m@x.invalid", "you@Example.com", "r@h.localdomain"):
+        assert not Submitter("M", email).reachable, email
+
+
+@pytest.mark.parametrize(
+    ("name", "email"),
+    [
+        ("Ada", "nobody"),
+        ("Ada", "a b@c.org"),
+        ("Ada", "a@@b.org"),
+        ("Jos\udce9", "a@b.org"),
+    ],
+)
+def test_an_identity_that_signs_nothing_is_named(
+    known: World, monkeypatch: pytest.MonkeyPatch, name: str, email: str
+) -> None:
+    monkeypatch.setenv("GIT_COMMITTER_NAME", name)
+    monkeypatch.setenv("GIT_COMMITTER_EMAIL", email)
+    with pytest.raises(UserError, match=r"git knows you as .*mend user\.name"):
+        identity.submitter()
 
 
 def test_branches_follow_each_other_and_are_signed_off(known: World) -> None:
@@ -228,6 +246,23 @@ def test_the_text_says_all_that_is_asked_for(known: World) -> None:
     assert "Lands after: [Bugfix][Core] One mask" in stacked
     assert description.NO_PROOF in stacked and description.NOT_RUN in stacked
     assert "make matrix RELEASE=" in stacked and "make bench RELEASE=" in stacked
+    for each in (text, stacked):
+        assert description.SEARCHED in each and description.EVALUATION in each
+    assert "No older release was looked at." in stacked
+
+
+def test_what_notices_is_a_law_or_a_test(known: World) -> None:
+    write_toml(known)
+    change = changes.read(release.get(NEW))[0]
+    names = [patch.name for patch in change.patches]
+    laws = {names[0]: "L1 g, 0, gpu: replay", names[1]: "tests/t.py::test_a: 1 == 2"}
+    branch = branches.Branch(change, "b", "", ("",))
+    text = description.write(
+        release.get(NEW), branch, "", evidence_of(laws=laws), WHO, [], ""
+    )
+    assert 'Without "One mask" a law of this' in text
+    assert "L1 (replay); shape, retention interval, tier and case: `g, 0, gpu" in text
+    assert "a test fails: `tests/t.py::test_a: 1 == 2`" in text
 
 
 def test_what_several_patches_share_is_no_effect_of_one(world: World) -> None:
@@ -424,11 +459,43 @@ def test_the_script_writes_the_pack_and_counts_the_faults(known: World) -> None:
     }  # fmt: skip
     order = (folder / "ORDER.md").read_text()
     assert "| `upstream/03-only-a-test` |" in order and "the release |" in order
-    # Written anew, nothing of before stays.
+    # Written anew, nothing of before stays but the user's own files.
+    (folder / "notes.md").write_text("mine")
     (known.patches / NEW / "upstream.toml").unlink()
     known.run_script(upstream, "--release", NEW, "--tests", "0")
     names = {path.name for path in folder.iterdir()}
     assert "01-one-mask.md" in names and "01-one-mask-and-its-title.md" not in names
+    assert (folder / "notes.md").read_text() == "mine" and ".new" not in names
+
+
+def test_interrupted_it_leaves_the_pack_of_before(
+    known: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = release.get(NEW)
+    folder = pack.write(wanted, WHO, None).folder
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rules, "check_all", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pack.write(wanted, WHO, None)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_what_is_in_the_way_is_said_before_the_proof(known: World) -> None:
+    """With tests, that is before the environment and the proof: minutes."""
+    place = pack.folder_of(release.get(NEW))
+    place.parent.mkdir(parents=True)
+    place.write_text("mine")
+    code, out, err = known.run_script(upstream, "--release", NEW)
+    assert (code, out) == (1, "") and "nothing can be written to" in err
+    assert place.read_text() == "mine"
+    place.unlink()
+    write_toml(known, "x = 1")
+    code, out, err = known.run_script(upstream, "--release", NEW)
+    assert (code, out) == (1, "") and "upstream.toml" in err
 
 
 def test_the_screen_shows_every_fault_and_the_first_of_the_rest() -> None:

@@ -9,7 +9,11 @@ from ..errors import UserError
 from ..paths import ROOT
 
 # Names that no mail reaches (RFC 2606, 6761).
-_RESERVED = re.compile(r"@([\w.-]+\.)?(invalid|example|localhost|test)$|@localhost$")
+_RESERVED = re.compile(
+    r"[@.](invalid|example|localhost|localdomain|test|example\.(com|net|org))$",
+    re.IGNORECASE,
+)
+_ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+$")
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,19 @@ def submitter(repo: git.Repo | None = None) -> Submitter:
     """The identity in the user's own git settings; git's guesses do not count.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or one that no commit can be signed off with.
     """
     repo = repo or git.Repo(ROOT)
     done = repo.run(
         "-c", "user.useConfigOnly=true", "var", "GIT_COMMITTER_IDENT", check=False
     )
-    found = re.fullmatch(r"(.+) <([^<>]+@[^<>]+)> \S+ \S+\n?", done.stdout.decode())
+    said = done.stdout.decode(errors="replace")
+    found = re.fullmatch(r"(.+) <(.*)> \S+ \S+\n?", said)
+    if found and ("\N{REPLACEMENT CHARACTER}" in said or not _ADDRESS.match(found[2])):
+        raise UserError(
+            f"git knows you as {found[1]} <{found[2]}>, and you sign the commits off: "
+            "mend user.name (UTF-8) and user.email (you@your.domain) in its settings"
+        )
     if done.returncode or not found:
         raise UserError(
             "git does not know who you are, and you sign the commits off: git config "
