@@ -70,6 +70,18 @@ def test_what_ran_on_the_same_files_is_not_run_again(
     assert run(jobs=2) == (1, [])
 
 
+def test_what_failed_runs_again(world: World, tmp_path: Path) -> None:
+    """A full disk or a killed process is no property of the files."""
+    there = tmp_path / "there"
+    source = (
+        f"import os\n\ndef test_one():\n    assert os.path.exists({str(there)!r})\n"
+    )
+    series_with(world, (source, FAILS, f"  {FILE}::test_one: x\n"))
+    assert len(run()[1]) == 1
+    there.touch()
+    assert run() == (1, [])
+
+
 def test_a_test_is_skipped_for_want_of_hardware_only_if_it_says_so(
     world: World,
 ) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each patch stands alone: what a series has brought so far passes at every commit.
 
-Results are kept by the files of the commit, so that the same files are not tested
+What passed is kept by the files of the commit, so that the same files are not tested
 again, be it in another series, after a reword, or on a branch for upstream.
 """
 
@@ -76,6 +76,9 @@ def run(
         only=tests,
     )  # fmt: skip
     ended = [_judge(claim, found) for claim in claims]
+    if not all(one.good for one in ended):
+        # It may have been the machine's fault: it runs again.
+        return ended
     report = {"key": key, "ended": [vars(one) for one in ended]}
     replace(kept, json.dumps(report, indent=1).encode())
     return ended
