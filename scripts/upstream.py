@@ -14,8 +14,9 @@ from offload_parity import cli as scripts
 from offload_parity import proof, unit_env, upstream_tests
 from offload_parity import release as releases
 from offload_parity.errors import UserError
+from offload_parity.files import writable
 from offload_parity.paths import shown
-from offload_parity.pull_requests import identity, pack
+from offload_parity.pull_requests import changes, identity, pack
 from offload_parity.report import bar
 
 
@@ -36,6 +37,8 @@ def cli(release: str | None, tests: str, jobs: int) -> None:
     # Before anything that takes a minute.
     who = identity.submitter()
     wanted = releases.get(release)
+    changes.read(wanted)
+    writable(pack.folder_of(wanted))
     env = unit_env.ensure() if tests == "1" else None
     if env and proof.read_report(wanted) is None:
         click.echo("The proof of this series is not there: it runs first")

@@ -3,10 +3,12 @@
 
 from collections.abc import Sequence
 
+from .. import release as releases
 from ..proof import HARDWARE, parse_claims
 from ..release import Release
+from ..verdicts import NAMES
 from .branches import Branch, body_of
-from .changes import Change, Related
+from .changes import Change, Related, subject
 from .evidence import Evidence
 from .identity import Submitter
 
@@ -17,6 +19,14 @@ AI_STATEMENT = (
 REVIEWED = (
     "The human who submits it has read every changed line, ran the tests and can "
     "defend it end to end."
+)
+SEARCHED = (
+    "On the day of sending no open pull request did the same (the commands are in "
+    "`ORDER.md`)."
+)
+EVALUATION = (
+    "<!-- Model evaluation: add that of a real model on a GPU with offload on; nothing "
+    "here computes tokens. -->"
 )
 NO_PROOF = "not shown: run `make proof`, then `make upstream` again"
 _WHOLE_SERIES = (
@@ -54,11 +64,11 @@ def write(
         "### What was wrong, and why this way",
         body_of(f"\n{message}"),
         "### On which releases, since when",
-        _releases(change),
+        _releases(change, releases.supported()[-1]),
         "### Alternatives",
         change.alternatives or "None beside what is said above.",
         "### Related reports and pull requests",
-        _related(change.related),
+        f"{_related(change.related)}\n\n- [ ] {SEARCHED}",
         "### AI assistance",
         f"{AI_STATEMENT} Its commits carry the trailer.\n\n- [ ] {REVIEWED}",
         f"Signed off by {who}.",
@@ -85,10 +95,7 @@ def _related_line(change: Change) -> str:
 
 def _related(related: Sequence[Related]) -> str:
     if not related:
-        return (
-            "None is known to this project. Search for open ones before sending (see "
-            "the list that `make upstream` prints)."
-        )
+        return "None is known to this project."
     return "\n".join(
         f"- {_link(one.number)}: {one.what}"
         + (f" {one.differs}" if one.differs else "")
@@ -112,9 +119,22 @@ def _claims(change: Change, evidence: Evidence) -> str:
         )
     else:
         lines.append(f"Tests that fail before and pass after: {NO_PROOF}.")
-    for patch, words in evidence.laws.items():
-        lines.append(f"Without it (patch {patch[:4]}) the simulation shows: `{words}`")
+    for patch in change.patches:
+        if words := evidence.laws.get(patch.name):
+            one = f'"{subject(patch.title)}"' if change.patches[1:] else "it"
+            lines.append(f"Without {one} {_notices(words)}")
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _notices(words: str) -> str:
+    """What notices that a patch is missing: a law of the simulation, or a test."""
+    law, _, case = words.partition(" ")
+    if law not in NAMES:
+        return f"a test fails: `{words}`"
+    return (
+        f"a law of this project's simulation of vLLM's scheduler breaks, {law} "
+        f"({NAMES[law]}); shape, retention interval, tier and case: `{case}`"
+    )
 
 
 _NOT_FAILING = ("passed", "skipped")
@@ -148,6 +168,7 @@ def _validation(
         _WHOLE_SERIES,
         evidence.table,
         evidence.costs,
+        EVALUATION,
     ]
     return "\n\n".join(parts)
 
@@ -179,11 +200,13 @@ def _block(text: str) -> str:
     return f"```text\n{text or 'nothing to show'}\n```"
 
 
-def _releases(change: Change) -> str:
+def _releases(change: Change, first: Release) -> str:
     newest, oldest = change.seen_on[0], change.seen_on[-1]
     span = newest if newest == oldest else f"{oldest} to {newest}"
     words = (
         f"This project carries it for {span} ({', '.join(change.seen_on)}), where its "
         "tests fail on the release."
     )
+    if oldest == first.version and not change.since:
+        words += " No older release was looked at."
     return f"{words} {change.since}".strip()

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a release's pull requests under ``build/upstream/``. Nothing is sent."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import build_tree, each_commit, git, patches, proof
 from .. import release as releases
-from ..files import replace
+from ..files import folder_lock, replace, writable
 from ..paths import build_root, shown
 from ..release import Release
+from ..signals import uninterrupted
 from ..unit_env import UnitEnv
 from ..upstream_tests import Progress
 from . import branches, changes, ci_areas, description, evidence, rules
@@ -48,14 +50,43 @@ def write(
 ) -> Pack:
     """Write the branches, mails and texts; with ``env`` the tests run at each tip.
 
+    Interrupted, it leaves the pack of before; other files in the folder stay.
+
     Raises:
         UserError: the tree cannot be built, or ``upstream.toml`` is not as it must be.
     """
-    wanted = changes.read(release)
-    folder = folder_of(release)
-    bare, made = branches.build(release, wanted, who, folder)
-    for stale in [*folder.glob("*.md"), *folder.glob("*.mbox")]:
+    folder = writable(folder_of(release))
+    with folder_lock(folder, shown(folder)):
+        new = folder / ".new"
+        shutil.rmtree(new, ignore_errors=True)
+        try:
+            found = _write(release, who, env, jobs, progress, new)
+            with uninterrupted():
+                _replace(folder, new)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    return found
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """Put what was written into ``new`` in the place of an earlier pack's files."""
+    for stale in (*folder.glob("[0-9][0-9]-*.md"), *folder.glob("[0-9][0-9]-*.mbox")):
         stale.unlink()
+    shutil.rmtree(folder / "vllm.git", ignore_errors=True)
+    for path in new.iterdir():
+        path.rename(folder / path.name)
+
+
+def _write(
+    release: Release,
+    who: Submitter,
+    env: UnitEnv | None,
+    jobs: int,
+    progress: Progress | None,
+    folder: Path,
+) -> Pack:
+    wanted = changes.read(release)
+    bare, made = branches.build(release, wanted, who, folder)
     tree = build_tree.ensure_stock(release)
     steps = ci_areas.read(tree)
     template = tree / rules.TEMPLATE
@@ -85,7 +116,7 @@ def write(
         results = [rules.eased(result) for result in results]
     results += rules.check_all(release, newest, made, who, tree)
     replace(folder / "ORDER.md", order(release, made, results).encode())
-    return Pack(folder, made, results)
+    return Pack(folder_of(release), made, results)
 
 
 def _messages(release: Release) -> dict[str, str]:
@@ -153,7 +184,8 @@ def order(release: Release, made: Sequence[Branch], results: Sequence[Result]) -
     where = (
         f"The branches are in `{shown(folder_of(release) / 'vllm.git')}`, whose `base` "
         "is the release; each `.mbox` has a branch's commits for `git am --3way`, each "
-        "`.md` its text for `gh pr create --body-file`."
+        "`.md` its text for `gh pr create --body-file`. The next run writes all of it "
+        "anew: fill in copies of the texts."
     )
     lines += ["", where, "", "## By vLLM's rules", "", *said(results), ""]
     return "\n".join(lines)
