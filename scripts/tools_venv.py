@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 NEEDS = (3, 11)
+USAGE = "usage: tools_venv.py [--version] [-h] FOLDER [GROUP of pyproject.toml]"
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -75,9 +76,15 @@ def main(folder, group="tools"):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--version"]:
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
         from offload_parity import version
 
         print(version())
+    elif arguments in (["-h"], ["--help"]):
+        print(USAGE + "\n\n" + __doc__.strip())
+    elif len(arguments) not in (1, 2) or arguments[0].startswith("-"):
+        print("error: " + USAGE, file=sys.stderr)
+        sys.exit(2)
     else:
-        main(*sys.argv[1:])
+        main(*arguments)

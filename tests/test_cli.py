@@ -16,8 +16,6 @@ from offload_parity import cli
 from offload_parity.errors import UserError
 
 SCRIPTS = Path(cli.__file__).parents[1]
-# Those that need no more than the standard library run before there are tools.
-WITHOUT_TOOLS = {"tools_venv.py", "clean.py"}
 
 
 def ended(capsys, command) -> tuple[int, str]:
@@ -109,8 +107,19 @@ def test_every_script_says_its_version(script: str) -> None:
     assert done.stdout == f"{facts['name']} {facts['version']}\n"
 
 
+@pytest.mark.parametrize("script", sorted(p.name for p in SCRIPTS.glob("*.py")))
+def test_every_script_has_a_help_that_does_nothing(script: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / script, "--help"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.lower().startswith(f"usage: {script}")
+    assert "--version" in done.stdout and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
-    "script", sorted({p.name for p in SCRIPTS.glob("*.py")} - WITHOUT_TOOLS)
+    "script", sorted({p.name for p in SCRIPTS.glob("*.py")} - {"clean.py"})
 )
 def test_scripts_end_by_the_same_rules(script: str) -> None:
     done = subprocess.run(

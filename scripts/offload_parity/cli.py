@@ -27,11 +27,10 @@ def run(command: click.Command | Callable[[], None]) -> None:
     130: Ctrl-C or termination.
     """
     clean_up_on_termination()
-    if sys.argv[1:] == ["--version"]:
-        print(version())
-        return
     try:
         if isinstance(command, click.Command):
+            if not any("--version" in option.opts for option in command.params):
+                click.version_option(version(), message="%(version)s")(command)
             command(standalone_mode=False)
         else:
             command()
