@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import click
 
 from offload_parity import cli as scripts
-from offload_parity import costs, simulation, unit_env, upstream_tests
+from offload_parity import costs, patches, simulation, unit_env, upstream_tests
 from offload_parity import release as releases
 from offload_parity.files import replace, writable
 from offload_parity.paths import build_root, shown
@@ -62,8 +62,9 @@ def cli(release, repeats, lengths, jobs) -> None:
         began = time.monotonic()
         folder = build_root() / "reports" / each.version if lengths else each.folder
         writable(folder)
+        series = patches.series_digest(patches.read_series(each))
         records = measure(each, jobs, repeats, lengths)
-        found = costs.summary(records, each.dsv4_block_bytes)
+        found = {"series": series} | costs.summary(records, each.dsv4_block_bytes)
         path = folder / "bench.json"
         replace(path, (json.dumps(found, indent=1) + "\n").encode())
         click.echo(f"vLLM {each.version}\n\n{costs.report(found)}\n")

@@ -198,6 +198,7 @@ def write(release: Release, verdicts: list[Verdict]) -> Path:
     """Write the list to the series' folder."""
     path = release.folder / "mutants.json"
     found = {
+        "series": series.series_digest(series.read_series(release)),
         "killed": {v.name: v.killer for v in verdicts if v.killer},
         "excused": {v.name: v.excuse for v in verdicts if v.excuse and not v.killer},
         "survived": [v.name for v in verdicts if not v.excuse and not v.killer],

@@ -11,7 +11,7 @@ import pytest
 
 import mutants as script
 from conftest import NEW, World, git
-from offload_parity import build_tree, mutants, release, simulation
+from offload_parity import build_tree, mutants, patches, release, simulation
 from offload_parity.errors import UserError
 from offload_parity.mutants import DECIDING, Overlay
 
@@ -219,6 +219,8 @@ def test_the_list_is_written_beside_the_series(world: World) -> None:
     wanted = release.get(NEW)
     verdicts = [script.Verdict("a", "L1 …"), script.Verdict("b", None, "equal")]
     found = json.loads(script.write(wanted, verdicts).read_text())
+    digest = patches.series_digest(patches.read_series(wanted))
+    assert found.pop("series") == digest
     assert found == {"killed": {"a": "L1 …"}, "excused": {"b": "equal"}, "survived": []}
 
 

@@ -275,6 +275,9 @@ def test_what_several_patches_share_is_no_effect_of_one(world: World) -> None:
     }
     (world.patches / NEW / "mutants.json").write_text(json.dumps({"killed": killed}))
     assert evidence.noticed(release.get(NEW)) == {names[0]: "L1 one"}
+    found = {"series": "another", "killed": killed}
+    (world.patches / NEW / "mutants.json").write_text(json.dumps(found))
+    assert evidence.noticed(release.get(NEW)) == {}
 
 
 def test_costs_come_from_the_bench(world: World) -> None:
@@ -296,6 +299,10 @@ def test_costs_come_from_the_bench(world: World) -> None:
     costs = evidence.gather(release.get(NEW), change, None).costs
     assert "| g | 0 | 1,000 chunks, 10.5 MB | 900 chunks, 9.5 MB |" in costs
     assert "0.90 to 1.10 in 2 settings (noise 1.20), 0 of them too slow" in costs
+    report["series"] = "another"
+    (world.patches / NEW / "bench.json").write_text(json.dumps(report))
+    costs = evidence.gather(release.get(NEW), change, None).costs
+    assert costs.startswith(evidence.NO_FIGURES)
 
 
 STEPS = """\
@@ -379,6 +386,7 @@ def test_a_good_change_leaves_only_what_hands_must_do(known: World) -> None:
     [
         ({"text": "nothing"}, "AI assistance"),
         ({"failing": None}, "failure shown before the fix"),
+        ({"doubts": ["fails for another reason"]}, "failure shown before the fix"),
         ({"passing": None}, "tests at its tip"),
         ({"passing": [Ended("t", "failed", 1, "no")]}, "tests at its tip"),
     ],

@@ -8,16 +8,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .. import matrix, patches, proof
 from ..each_commit import Ended
-from ..paths import build_root
 from ..release import Release
 from .changes import Change
 
-_NO_FIGURES = "not measured for this series"
+NO_FIGURES = "not measured for this series"
 
 
 @dataclass
@@ -26,6 +24,7 @@ class Evidence:
 
     Attributes:
         failing: its tests on the release, from ``make proof``; None if it did not run.
+        doubts: what is wrong with that proof.
         passing: its tests at the branch's tip; None if they did not run.
         laws: per patch, the law that notices when it is taken out.
         table: the release's rows of the matrix.
@@ -33,10 +32,11 @@ class Evidence:
     """
 
     failing: list[proof.Row] | None = None
+    doubts: list[str] = field(default_factory=list)
     passing: list[Ended] | None = None
     laws: dict[str, str] = field(default_factory=dict)
-    table: str = _NO_FIGURES
-    costs: str = _NO_FIGURES
+    table: str = NO_FIGURES
+    costs: str = NO_FIGURES
 
 
 def gather(release: Release, change: Change, passing: list[Ended] | None) -> Evidence:
@@ -45,6 +45,7 @@ def gather(release: Release, change: Change, passing: list[Ended] | None) -> Evi
     found = Evidence(passing=passing, table=_table(release), costs=_costs(release))
     if report := proof.read_report(release):
         found.failing = [row for row in report.rows if row.patch in names]
+        found.doubts = [f.what for f in report.findings if f.patch in names]
     known = noticed(release)
     found.laws = {name: known[name] for name in sorted(names & known.keys())}
     return found
@@ -55,7 +56,7 @@ def noticed(release: Release) -> dict[str, str]:
 
     A case that breaks without several patches tells nothing of any one of them.
     """
-    killed: Mapping[str, str] = _json(release.folder / "mutants.json").get("killed", {})
+    killed: Mapping[str, str] = _measured(release, "mutants.json").get("killed", {})
     said = Counter(
         words for name, words in killed.items() if name.startswith("without")
     )
@@ -70,16 +71,15 @@ def noticed(release: Release) -> dict[str, str]:
 def _table(release: Release) -> str:
     row = matrix.read_row(release)
     if row is None or matrix.stale(release):
-        return f"{_NO_FIGURES}: `make matrix RELEASE={release.version}`"
+        return f"{NO_FIGURES}: `make matrix RELEASE={release.version}`"
     return matrix.table({release.version: row}).strip()
 
 
 def _costs(release: Release) -> str:
     """Bytes per prompt, and time of the scheduler's decisions, patched over stock."""
-    for folder in (release.folder, build_root() / "reports" / release.version):
-        if found := _json(folder / "bench.json"):
-            return _stored(found) + "\n\n" + _time(found)
-    return f"{_NO_FIGURES}: `make bench RELEASE={release.version}`"
+    if found := _measured(release, "bench.json"):
+        return _stored(found) + "\n\n" + _time(found)
+    return f"{NO_FIGURES}: `make bench RELEASE={release.version}`"
 
 
 def _stored(found: Mapping[str, Any]) -> str:
@@ -111,8 +111,11 @@ def _time(found: Mapping[str, Any]) -> str:
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _measured(release: Release, name: str) -> dict[str, Any]:
+    """A file of the series' folder; empty if it is not there or of another series."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads((release.folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    series = patches.series_digest(patches.read_series(release))
+    return found if found.get("series", series) == series else {}

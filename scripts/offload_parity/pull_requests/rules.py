@@ -17,7 +17,7 @@ from . import ci_areas
 from .branches import ASSISTED, SIGNED, Branch
 from .changes import Change
 from .description import AI_STATEMENT
-from .evidence import Evidence
+from .evidence import NO_FIGURES, Evidence
 from .identity import Submitter
 
 OK, HAND, FAULT = "ok", "by hand", "FAULT"
@@ -217,6 +217,11 @@ def check_evidence(evidence: Evidence) -> Iterator[Result]:
         yield Result(FAULT, rule, "no proof of this series: make proof")
     elif not any(row.stock not in ("passed", "skipped") for row in evidence.failing):
         yield Result(HAND, rule, "no test of it fails on the release: say why none can")
+    for words in evidence.doubts:
+        yield Result(FAULT, rule, f"the proof does not hold: {words}")
+    for figures in (evidence.table, evidence.costs):
+        if figures.startswith(NO_FIGURES):
+            yield Result(HAND, "effect", figures)
     if evidence.passing is None:
         yield Result(FAULT, "tests at its tip", "not run: leave TESTS=0 out")
     elif bad := [one for one in evidence.passing if not one.good]:
