@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from conftest import ROOT
-from offload_parity import patches, release
+from offload_parity import matrix, patches, proof, release
 from test_makefile import TARGETS, make, project
 
 __all__ = ["project"]
@@ -224,11 +224,27 @@ def test_what_make_apply_is_shown_to_say_is_what_it_says(monkeypatch) -> None:
     assert re.findall(r"^  (\d{4} .*)$", shown, re.MULTILINE) == titles
     version = series.release.version
     assert f"Applied {len(titles)} patches to vLLM {version}" in shown
+    assert f"vLLM {version} is patched: {len(titles)} patches, series " in text
     digest = patches.series_digest(series)[:12]
-    counts = re.findall(
-        rf"vLLM {version} is patched: (\d+) patches, series (\w+)", text
-    )
-    assert counts == [(str(len(titles)), digest)]
+    assert set(re.findall(r"series ([0-9a-f]{12})\b", text)) == {digest}
+
+
+def test_what_make_test_is_shown_to_say_fits_the_series(monkeypatch) -> None:
+    monkeypatch.setenv("OFFLOAD_PARITY_PATCHES", str(ROOT / "patches"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for each in (release.default(), release.supported()[-1]):
+        shown = text.partition(f"\nvLLM {each.version}\n  series ")[2]
+        shown = shown.partition("```")[0].partition("\nvLLM ")[0]
+        series = patches.read_series(each).patches
+        assert f"{len(series)} patches apply" in shown
+        messages = [p.path.read_text("utf-8").partition("\n---\n")[0] for p in series]
+        claims = sum(len(proof.parse_claims(message)[0]) for message in messages)
+        assert f"{claims} new or changed tests" in shown
+        passed, skipped, new = map(
+            int, re.search(r"(\d+) passed, (\d+) skipped.*?(\d+) new", shown).groups()
+        )
+        row = matrix.read_row(each)["patched"]["tests"]
+        assert (passed + skipped, new) == (row["known"] + row["new"], row["new"])
 
 
 def test_the_changelog_names_every_release(monkeypatch) -> None:
