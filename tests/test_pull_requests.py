@@ -251,6 +251,17 @@ def test_the_text_says_all_that_is_asked_for(known: World) -> None:
     assert "No older release was looked at." in stacked
 
 
+def test_paragraphs_are_not_wrapped_and_each_commit_has_its_title(known: World) -> None:
+    text = "One\ntwo.\n\n- a\n  b\n- c\n\n    x = 1\n    y\n\nThree\nfour."
+    wanted = "One two.\n\n- a\n  b\n- c\n\n    x = 1\n    y\n\nThree four."
+    assert description.unwrapped(text) == wanted
+    write_toml(known)
+    folder = pack.write(release.get(NEW), WHO, None).folder
+    several = (folder / "01-one-mask-and-its-title.md").read_text()
+    assert several.count("\n#### ") == 2 and "\n#### One mask\n\n" in several
+    assert "####" not in (folder / "03-only-a-test.md").read_text()
+
+
 def test_what_notices_is_a_law_or_a_test(known: World) -> None:
     write_toml(known)
     change = changes.read(release.get(NEW))[0]

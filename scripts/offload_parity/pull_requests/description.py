@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of a pull request, in the sections of vLLM's template."""
 
+import re
 from collections.abc import Sequence
 
 from .. import release as releases
@@ -62,7 +63,7 @@ def write(
         _validation(release, branch, message, evidence),
         "## Details",
         "### What was wrong, and why this way",
-        body_of(f"\n{message}"),
+        unwrapped(body_of(f"\n{message}")),
         "### On which releases, since when",
         _releases(change, releases.supported()[-1]),
         "### Alternatives",
@@ -75,6 +76,16 @@ def write(
         checklist(template),
     ]
     return "\n\n".join(part for part in parts if part).rstrip() + "\n"
+
+
+def unwrapped(text: str) -> str:
+    """Its paragraphs on a line each: a tracker shows each end of a line as one."""
+    return "\n\n".join(
+        part
+        if re.search(r"^([\s|#>`]|[-*+] |\d+\. )", part, re.MULTILINE)
+        else " ".join(part.split("\n"))
+        for part in re.split(r"\n\n+", text)
+    )
 
 
 def checklist(template: str) -> str:
@@ -205,7 +216,7 @@ def _releases(change: Change, first: Release) -> str:
     span = newest if newest == oldest else f"{oldest} to {newest}"
     words = (
         f"This project carries it for {span} ({', '.join(change.seen_on)}), where its "
-        "tests fail on the release."
+        "tests fail on the release as published."
     )
     if oldest == first.version and not change.since:
         words += " No older release was looked at."

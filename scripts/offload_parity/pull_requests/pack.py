@@ -131,7 +131,14 @@ def _messages(release: Release) -> dict[str, str]:
 
 
 def _own(branch: Branch, messages: Mapping[str, str]) -> str:
-    return "\n\n".join(messages[patch.name] for patch in branch.change.patches)
+    """The messages of a branch's patches, each under its title if there are several."""
+    own = branch.change.patches
+    if len(own) == 1:
+        return messages[own[0].name]
+    return "\n\n".join(
+        f"#### {changes.subject(patch.title)}\n\n{messages[patch.name]}"
+        for patch in own
+    )
 
 
 def _at_tips(
