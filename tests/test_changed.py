@@ -84,6 +84,13 @@ def test_a_patch_that_was_put_in_or_taken_out(world: World, history: Repo) -> No
     assert changed.first_changed(new, "HEAD", history) == 0
 
 
+def test_series_outside_the_repository_are_told(
+    world: World, history: Repo, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"tells what changed: give RELEASE="):
+        changed.first_changed(release.get(NEW), "HEAD", Repo(tmp_path / "elsewhere"))
+
+
 def test_a_new_release_is_changed_from_its_first_patch(
     world: World, history: Repo
 ) -> None:

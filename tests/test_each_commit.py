@@ -68,6 +68,10 @@ def test_what_ran_on_the_same_files_is_not_run_again(
 
     monkeypatch.setattr(each_commit.upstream_tests, "run_pytest", never)
     assert run(jobs=2) == (1, [])
+    (kept,) = (world.build / "reports" / NEW / "each-commit").glob("*.json")
+    kept.write_text("{}")
+    with pytest.raises(AssertionError, match="it ran again"):
+        run()
 
 
 def test_what_failed_runs_again(world: World, tmp_path: Path) -> None:

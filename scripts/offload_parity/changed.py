@@ -53,9 +53,17 @@ def first_changed(
 
     None if the whole series is as it was; a patch is that of before if it has the same
     bytes at the same place. Changes that are not committed count.
+
+    Raises:
+        UserError: the series lie outside the repository.
     """
     repo = repo or git.Repo(ROOT)
-    folder = f"{patches_root().relative_to(repo.path)}/{release.version}"
+    root = patches_root()
+    if not root.is_relative_to(repo.path):
+        raise UserError(
+            f"{root} is in no repository that tells what changed: give RELEASE="
+        )
+    folder = f"{root.relative_to(repo.path)}/{release.version}"
     listing = repo.content(since, f"{folder}/series") or b""
     names = [f"{folder}/{name}" for name in patches.names_in(listing.decode())]
     old = repo.blobs(since, names) if names else {}
