@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from .. import release as releases
+from .. import version
 from ..proof import HARDWARE, parse_claims
 from ..release import Release
 from ..verdicts import NAMES
@@ -13,6 +14,7 @@ from .changes import Change, Related, subject
 from .evidence import Evidence
 from .identity import Submitter
 
+PROJECT = version().partition(" ")[0]
 TRACKER = "https://github.com/vllm-project/vllm/issues"
 AI_STATEMENT = (
     "AI assistance was used for this change: its code, its tests and this text."
@@ -106,7 +108,7 @@ def _related_line(change: Change) -> str:
 
 def _related(related: Sequence[Related]) -> str:
     if not related:
-        return "None is known to this project."
+        return "None is known."
     return "\n".join(
         f"- {_link(one.number)}: {one.what}"
         + (f" {one.differs}" if one.differs else "")
@@ -131,21 +133,16 @@ def _claims(change: Change, evidence: Evidence) -> str:
     else:
         lines.append(f"Tests that fail before and pass after: {NO_PROOF}.")
     for patch in change.patches:
-        if words := evidence.laws.get(patch.name):
+        law, _, case = evidence.laws.get(patch.name, "").partition(" ")
+        # What fails of vLLM's tests is shown below.
+        if law in NAMES:
             one = f'"{subject(patch.title)}"' if change.patches[1:] else "it"
-            lines.append(f"Without {one} {_notices(words)}")
+            lines.append(
+                f"Without {one} a law of {PROJECT}'s simulation of vLLM's scheduler "
+                f"breaks, {law} ({NAMES[law]}); shape, retention interval, tier and "
+                f"case: `{case}`"
+            )
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _notices(words: str) -> str:
-    """What notices that a patch is missing: a law of the simulation, or a test."""
-    law, _, case = words.partition(" ")
-    if law not in NAMES:
-        return f"a test fails: `{words}`"
-    return (
-        f"a law of this project's simulation of vLLM's scheduler breaks, {law} "
-        f"({NAMES[law]}); shape, retention interval, tier and case: `{case}`"
-    )
 
 
 _NOT_FAILING = ("passed", "skipped")
@@ -215,8 +212,9 @@ def _releases(change: Change, first: Release) -> str:
     newest, oldest = change.seen_on[0], change.seen_on[-1]
     span = newest if newest == oldest else f"{oldest} to {newest}"
     words = (
-        f"This project carries it for {span} ({', '.join(change.seen_on)}), where its "
-        "tests fail on the release as published."
+        f"{PROJECT}, from which this comes, carries it for {span} "
+        f"({', '.join(change.seen_on)}), where its tests fail on the release "
+        "as published."
     )
     if oldest == first.version and not change.since:
         words += " No older release was looked at."
