@@ -107,6 +107,17 @@ def test_every_script_says_its_version(script: str) -> None:
     assert done.stdout == f"{facts['name']} {facts['version']}\n"
 
 
+def test_version_is_no_value_of_the_script_s_own(capsys, monkeypatch) -> None:
+    @click.command()
+    @click.option("--release", "version")
+    def command(version: str) -> None:
+        print(version)
+
+    monkeypatch.setattr("sys.argv", ["script.py", "--release", "0.33.0"])
+    cli.run(command)
+    assert capsys.readouterr().out == "0.33.0\n"
+
+
 @pytest.mark.parametrize("script", sorted(p.name for p in SCRIPTS.glob("*.py")))
 def test_every_script_has_a_help_that_does_nothing(script: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -30,7 +30,10 @@ def run(command: click.Command | Callable[[], None]) -> None:
     try:
         if isinstance(command, click.Command):
             if not any("--version" in option.opts for option in command.params):
-                click.version_option(version(), message="%(version)s")(command)
+                # A name of its own: some scripts call their release `version`.
+                click.version_option(
+                    version(), "--version", "project_version", message="%(version)s"
+                )(command)
             command(standalone_mode=False)
         else:
             command()
