@@ -2,6 +2,7 @@
 """Every command in README and docs: it is run for real, and its words are right."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from conftest import ROOT
-from offload_parity import matrix, patches, proof, release
+from offload_parity import costs, matrix, patches, proof, release
 from test_makefile import TARGETS, make, project
 
 __all__ = ["project"]
@@ -227,6 +228,14 @@ def test_what_make_apply_is_shown_to_say_is_what_it_says(monkeypatch) -> None:
     assert f"vLLM {version} is patched: {len(titles)} patches, series " in text
     digest = patches.series_digest(series)[:12]
     assert set(re.findall(r"series ([0-9a-f]{12})\b", text)) == {digest}
+
+
+def test_what_it_costs_is_what_make_bench_wrote() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    version = release.default().version
+    found = json.loads((ROOT / f"patches/{version}/bench.json").read_text("utf-8"))
+    for table in costs.quoted(found).split("\n\n"):
+        assert f"\n\n{table}\n" in text
 
 
 def test_what_make_test_is_shown_to_say_fits_the_series(monkeypatch) -> None:

@@ -231,15 +231,31 @@ def table(rows: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def report(found: Record) -> str:
-    """The summary as tables."""
+def quoted(found: Record) -> str:
+    """What README.md quotes of the summary: chunks, and the time of whole requests."""
+    rows: dict[tuple[str, str], Record] = {}
+    for one in found["stored"]:
+        key = one["geometry"], str(one["retention"])
+        row = rows.setdefault(key, dict(zip(("shape", "retention"), key, strict=True)))
+        row[f"chunks, {one['tree']}"] = f"{one['chunks']:,}"
+        row[f"prompts in 64 GB, {one['tree']}"] = one["requests_in_64_GB"]
+    whole = [row for row in _over_stock(found) if row.pop("decision") == "all"]
+    return f"{table(list(rows.values()))}\n\n{table(whole)}"
+
+
+def _over_stock(found: Record) -> list[Record]:
+    """The ratios, a column for each length."""
     over: dict[tuple, Record] = {}
     for r in found["patched_over_stock"]:
         names = ("decision", "case", "retention")
         row = over.setdefault(tuple(r[n] for n in names), {n: r[n] for n in names})
         row[f"{r['length']:,}"] = r["ratio"]
-    lengths = list(dict.fromkeys(name for row in over.values() for name in row))
-    rows = [{name: row.get(name, "") for name in lengths} for row in over.values()]
+    columns = list(dict.fromkeys(name for row in over.values() for name in row))
+    return [{name: row.get(name, "") for name in columns} for row in over.values()]
+
+
+def report(found: Record) -> str:
+    """The summary as tables."""
     growth = {
         (g["decision"], g["case"], g["retention"]): g["ratio"]
         for g in found["growth_per_token"]["stock"]
@@ -258,7 +274,7 @@ def report(found: Record) -> str:
         (
             table(found["stored"]),
             f"Time, patched over stock (noise {found['noise']}):",
-            table(rows),
+            table(_over_stock(found)),
             "Growth of the cost per token, longest prompt over the one before:",
             table(grown),
         )
