@@ -144,10 +144,25 @@ class Laws:
 
     def add(self, sent: Sent) -> None:
         """A send is done."""
-        shared = self.shared(sent.tokens)
+        shared = max(
+            (common_prefix(sent.tokens, shown(self._setup, s)) for s in self._sent),
+            default=0,
+        )
         if shared and shows_parting(self._setup, shared, len(sent.tokens), self._align):
             self._junctions.append((shared, sent))
         self._sent.append(sent)
+
+
+def prompts_only(setup: Setup) -> bool:
+    """Whether the host keeps nothing of what is decoded."""
+    return setup.tier != "gpu" and dict(setup.options).get("offload_prompt_only", False)
+
+
+def shown(setup: Setup, sent: Sent) -> list[int]:
+    """Of a request's text what a later one can be seen to part from.
+
+    Where both tiers serve the GPU may have forgotten what was decoded."""
+    return sent.tokens if prompts_only(setup) else sent.text
 
 
 def shows_parting(setup: Setup, shared: int, prompt: int, align: int) -> bool:
@@ -198,7 +213,7 @@ def positions(setup: Setup, sent: Sent, shared: Iterable[int]) -> dict[int, set[
     if not on_gpu and sent.local % align == 0:
         # Its siblings may resume there, when the GPU has forgotten it.
         name("resumed", sent.local)
-    if on_gpu or not dict(setup.options).get("offload_prompt_only"):
+    if not prompts_only(setup):
         name("turn", prompt)
         if text > prompt:
             name("finish", text - peek)

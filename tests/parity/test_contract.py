@@ -102,6 +102,16 @@ def test_a_prompt_that_was_served_past_a_position_never_computed_its_tail():
     assert laws.demand([*served.tokens, 5], 64) == Demand("L2", 64)
 
 
+def test_who_repeats_decoded_text_parts_from_nothing_where_prompts_alone_are_kept():
+    decoded, turn = [0] * 70, [7] + [0] * 70 + [1] * 57
+    prompts_only = (("offload_prompt_only", True),)
+    for options, demand in (((), Demand("L3", 64)), (prompts_only, None)):
+        laws = Laws(Setup(SMALL_NO_EAGLE, 0, "host", options=options))
+        laws.add(Sent([7], 0, 0, output=decoded))
+        laws.add(Sent(turn, 0, 0))
+        assert laws.demand([*turn[:71], 5], 64) == demand
+
+
 def test_the_positions_of_a_prompt():
     setup = Setup(SMALL, 0, "host")
     assert positions(setup, Sent([0] * 355, 0, 0), [200]) == {
