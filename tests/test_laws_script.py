@@ -24,8 +24,8 @@ def verdict(tree: str, law: str, **more) -> dict:
 
 def hits(tree: str, *figures: int) -> dict:
     return verdict(
-        tree, "L6", hits=list(figures), stored=[5, 0], dense_stored=[9, 0],
-        owed=[None, 32], excused=[], computed=[0, 64], align=32, astray=False,
+        tree, "L6", hits=list(figures), stored=[5, 0], owed=[None, 32], excused=[],
+        computed=[0, 64], align=32, astray=False, priced=False,
     )  # fmt: skip
 
 
