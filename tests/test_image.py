@@ -291,7 +291,7 @@ def test_source_label_shows_no_secret_and_no_folder(
     assert image_building.source() == label
 
 
-@pytest.mark.parametrize("words", ["", "containerd", "no-such-folder/docker"])
+@pytest.mark.parametrize("words", ["", "containerd", "no-dir/docker", "docker '"])
 def test_engine_that_is_not_there(words: str) -> None:
     with pytest.raises(UserError, match=r"CONTAINER=|is not there"):
         Engine(words)

@@ -25,7 +25,12 @@ class Engine:
 
     def __init__(self, words: str) -> None:
         self.text = words
-        self.words = shlex.split(words)
+        try:
+            self.words = shlex.split(words)
+        except ValueError as error:
+            raise UserError(
+                f"CONTAINER={words}: {error}: write it as for a shell"
+            ) from error
         kinds = [word for word in map(os.path.basename, self.words) if word in KINDS]
         if not kinds:
             raise UserError(f"CONTAINER={words}: give one of {', '.join(KINDS)}")
