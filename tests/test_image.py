@@ -144,10 +144,17 @@ def test_same_series_same_record(world: World, env: Env, tmp_path: Path) -> None
     assert texts[0] == texts[1]
     document = json.loads(texts[0])
     assert document["spdxVersion"] == "SPDX-2.3"
-    kinds = [r["relationshipType"] for r in document["relationships"]]
-    assert sorted(kinds) == [
-        "DESCRIBES", "FILE_ADDED", "FILE_MODIFIED", "FILE_MODIFIED", "PATCH_APPLIED",
-    ]  # fmt: skip
+    # In SPDX's words: A is a file that was added to B, a patch that was applied to B.
+    assert sorted(
+        (r["spdxElementId"], r["relationshipType"], r["relatedSpdxElement"])
+        for r in document["relationships"]
+    ) == [
+        ("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-vllm"),
+        ("SPDXRef-File-1", "FILE_MODIFIED", "SPDXRef-vllm"),
+        ("SPDXRef-File-2", "FILE_MODIFIED", "SPDXRef-vllm"),
+        ("SPDXRef-File-3", "FILE_ADDED", "SPDXRef-vllm"),
+        ("SPDXRef-vllm-offload-parity", "PATCH_APPLIED", "SPDXRef-vllm"),
+    ]
 
 
 def test_status_reports_the_record_and_what_drifted(world: World, env: Env) -> None:

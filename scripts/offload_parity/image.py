@@ -275,7 +275,7 @@ def _document(
                 "copyrightText": "NOASSERTION",
             }
         )
-        changes.append(_relation("SPDXRef-vllm", change, name))
+        changes.append(_relation(name, change, "SPDXRef-vllm"))
     made = datetime.fromtimestamp(date(series), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "spdxVersion": "SPDX-2.3",
