@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build, test and probe the patched serving image. The Makefile calls this."""
 
+import os
 import sys
 
 import click
@@ -25,7 +26,7 @@ container_option = click.option(
     help="docker, podman or buildah, with options if you like.",
 )  # fmt: skip
 tag_option = click.option(
-    "--tag", help="The image's name; default: vllm-offload-parity:<release>."
+    "--tag", help="The image's name; default: localhost/vllm-offload-parity:<release>."
 )
 compiled_option = click.option(
     "--compiled", default="", help="1: compile the patched tree for CUDA (hours)."
@@ -77,8 +78,10 @@ def probe(url, release, container, tag, options) -> None:
     name = image_building.tag_of(releases.get(release), tag)
     reports = writable(build_root() / "reports" / "image")
     mounts = {ROOT: "/offload-parity:ro", reports: "/reports"}
+    # The server is to be there already; docker/probe's own limit is for one that loads.
+    wait = ("--env", f"WAIT_SECONDS={os.environ.get('WAIT_SECONDS', '60')}")
     status = Engine(container).run(
-        name, ("/offload-parity/docker/probe", url), mounts, options
+        name, ("/offload-parity/docker/probe", url), mounts, (*wait, *options)
     )
     click.echo(f"the reports are in {shown(reports)}")
     sys.exit(status)

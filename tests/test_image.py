@@ -366,18 +366,58 @@ def test_what_is_added_has_digests(name: str) -> None:
         assert re.match(r"[\w-]+==[\w.]+ \\\n    --hash=sha256:[0-9a-f]{64}", entry)
 
 
+def probe(folder: Path, url: str, wait: str = "1") -> tuple[int, str]:
+    """Run docker/probe; how it ends, and what it says."""
+    done = subprocess.run(
+        [DOCKER / "probe", url, folder],
+        env=os.environ | {"WAIT_SECONDS": wait},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
 def test_probe_needs_a_folder_for_its_reports(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [DOCKER / "probe", "http://127.0.0.1:1", tmp_path / "none"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and "mount a folder" in done.stderr
+    code, err = probe(tmp_path / "none", "http://127.0.0.1:1")
+    assert code == 1 and "mount a folder" in err
 
 
-def test_probe_gives_up_on_a_server_that_does_not_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1/v1/"])
+def test_probe_gives_up_on_a_server_that_does_not_answer(
+    tmp_path: Path, url: str
+) -> None:
+    code, err = probe(tmp_path, url)
+    where = "http://127.0.0.1:1/health"
+    assert code == 1 and err.splitlines() == [
+        f"waiting for {where}, at most 1 s (WAIT_SECONDS)",
+        f"error: {where} did not answer in 1 s (WAIT_SECONDS)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "wait", "words"),
+    [
+        ("ftp://host", "1", "ftp://host is no address of a server"),
+        ("http://", "1", "no address of a server"),
+        ("http://127.0.0.1:1", "soon", "WAIT_SECONDS=soon"),
+    ],
+)
+def test_probe_waits_for_nothing_that_cannot_be(
+    tmp_path: Path, url: str, wait: str, words: str
+) -> None:
+    code, err = probe(tmp_path, url, wait)
+    assert code == 1 and words in err and err.count("\n") == 1
+
+
+def test_image_probe_does_not_wait_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WAIT_SECONDS", raising=False)
+    engine = fake_engine(tmp_path, "docker", "", 1)
     done = subprocess.run(
-        [DOCKER / "probe", "http://127.0.0.1:1", tmp_path],
-        env=os.environ | {"WAIT_SECONDS": "1"},
+        [sys.executable, ROOT / "scripts/image.py", "probe", "--container",
+         engine.text],
+        env=os.environ | {"OFFLOAD_PARITY_BUILD": str(tmp_path / "build")},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 1 and "/health did not answer" in done.stderr
+    (words,) = asked(tmp_path)
+    assert done.returncode == 1 and "WAIT_SECONDS=60" in words
