@@ -28,6 +28,7 @@ from offload_parity.stand_in import Builder
 @click.option("--only", help="Only the steps whose name has this.")
 def cli(release: str | None, keep: bool, only: str | None) -> None:
     """Run the checks and print the table; the images are removed."""
+    newest = releases.get(release)
     stand_in.check_machine()
     env = unit_env.ensure()
     folder = build_root() / "image-stand-in"
@@ -35,7 +36,6 @@ def cli(release: str | None, keep: bool, only: str | None) -> None:
     logs = build_root() / "reports"
     logs.mkdir(exist_ok=True)
     builder = Builder(folder, env)
-    newest = releases.get(release)
     report = Report()
 
     def step(group: str, name: str, work: Callable[[], Result]) -> None:

@@ -421,3 +421,13 @@ def test_image_probe_does_not_wait_an_hour(
     )  # fmt: skip
     (words,) = asked(tmp_path)
     assert done.returncode == 1 and "WAIT_SECONDS=60" in words
+
+
+def test_stand_in_builds_nothing_for_an_unknown_release(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/image_stand_in.py", "--release", "9"],
+        env=os.environ | {"OFFLOAD_PARITY_BUILD": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "vLLM 9 is not supported" in done.stderr
+    assert not any(tmp_path.iterdir())
