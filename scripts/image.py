@@ -76,11 +76,14 @@ def test(release, base, container, compiled, options) -> None:
 def probe(url, release, container, tag, options) -> None:
     """Probe a server from inside the image: what it needs is there."""
     name = image_building.tag_of(releases.get(release), tag)
+    engine = Engine(container)
+    # Docker and Podman would ask a registry for one that is not there.
+    engine.config(name)
     reports = writable(build_root() / "reports" / "image")
     mounts = {ROOT: "/offload-parity:ro", reports: "/reports"}
     # The server is to be there already; docker/probe's own limit is for one that loads.
     wait = ("--env", f"WAIT_SECONDS={os.environ.get('WAIT_SECONDS', '60')}")
-    status = Engine(container).run(
+    status = engine.run(
         name, ("/offload-parity/docker/probe", url), mounts, (*wait, *options)
     )
     click.echo(f"the reports are in {shown(reports)}")

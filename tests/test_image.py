@@ -408,19 +408,36 @@ def test_probe_waits_for_nothing_that_cannot_be(
     assert code == 1 and words in err and err.count("\n") == 1
 
 
+def image_probe(engine: Engine, build: Path) -> subprocess.CompletedProcess[str]:
+    """Run what make image-probe runs."""
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts/image.py", "probe", "--container",
+         engine.text],
+        env=os.environ | {"OFFLOAD_PARITY_BUILD": str(build)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
 def test_image_probe_does_not_wait_an_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WAIT_SECONDS", raising=False)
-    engine = fake_engine(tmp_path, "docker", "", 1)
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/image.py", "probe", "--container",
-         engine.text],
-        env=os.environ | {"OFFLOAD_PARITY_BUILD": str(tmp_path / "build")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    (words,) = asked(tmp_path)
-    assert done.returncode == 1 and "WAIT_SECONDS=60" in words
+    engine = fake_engine(tmp_path, "docker", json.dumps([{"Config": {"User": "0"}}]))
+    image_probe(engine, tmp_path / "build")
+    assert "WAIT_SECONDS=60" in asked(tmp_path)[-1]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "words"),
+    [('[{"Config": null}]', 0, "no image localhost/"), ("", 1, "docker info says")],
+)
+def test_image_probe_without_an_image(
+    tmp_path: Path, said: str, code: int, words: str
+) -> None:
+    engine = fake_engine(tmp_path, "docker", said, code)
+    done = image_probe(engine, tmp_path / "build")
+    assert done.returncode == 1 and words in done.stderr
+    assert all(words[0] != "run" for words in asked(tmp_path))
 
 
 def test_stand_in_builds_nothing_for_an_unknown_release(tmp_path: Path) -> None:

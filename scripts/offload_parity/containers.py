@@ -73,7 +73,7 @@ class Engine:
         """How an image is run: its entrypoint, user, labels and so on.
 
         Raises:
-            UserError: it is not there.
+            UserError: it is not there, or the engine does not work.
         """
         if self.kind == "buildah":
             said = self._ask("inspect", "--type", "image", image)
@@ -81,6 +81,10 @@ class Engine:
         else:
             said = self._ask("image", "inspect", image)
             found = said and json.loads(said)[0]["Config"]
+        if not found and not self.works():
+            raise UserError(
+                f"{self.text} does not work here: see what {self.text} info says"
+            )
         if not found:
             raise UserError(f"there is no image {image}: build it with make image")
         return found
