@@ -24,6 +24,11 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
+def longest_prefix(tokens: Sequence[int], texts: Iterable[Sequence[int]]) -> int:
+    """Tokens that a prompt shares with some of these texts at their start."""
+    return max((common_prefix(tokens, text) for text in texts), default=0)
+
+
 def computed(tokens: Sequence[int], text: Sequence[int]) -> int:
     """Tokens of a prompt that a request with this text computed.
 
@@ -80,7 +85,7 @@ class Laws:
 
     def shared(self, tokens: Sequence[int]) -> int:
         """Tokens that a prompt shares with some earlier text."""
-        return max((common_prefix(tokens, sent.text) for sent in self._sent), default=0)
+        return longest_prefix(tokens, (sent.text for sent in self._sent))
 
     def demand(
         self, tokens: list[int], dense_hit: int, own_hit: int | None = None
@@ -144,10 +149,8 @@ class Laws:
 
     def add(self, sent: Sent) -> None:
         """A send is done."""
-        shared = max(
-            (common_prefix(sent.tokens, shown(self._setup, s)) for s in self._sent),
-            default=0,
-        )
+        earlier = (shown(self._setup, one) for one in self._sent)
+        shared = longest_prefix(sent.tokens, earlier)
         if shared and shows_parting(self._setup, shared, len(sent.tokens), self._align):
             self._junctions.append((shared, sent))
         self._sent.append(sent)
