@@ -26,9 +26,17 @@ def write(release: Release, series: Series, name: str, found: dict[str, Any]) ->
 
 def read(release: Release, name: str) -> dict[str, Any] | None:
     """What the last run found, None if there is none of this very series."""
+    return of_series(release, _path(release, name))
+
+
+def of_series(release: Release, path: Path) -> dict[str, Any] | None:
+    """A report on a release's series, None if it is missing or on another one.
+
+    One that names no series is of a time before they did.
+    """
     try:
-        report = json.loads(_path(release, name).read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     series = patches.series_digest(patches.read_series(release))
-    return report if report["series"] == series else None
+    return report if report.get("series", series) == series else None

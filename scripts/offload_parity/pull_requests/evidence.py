@@ -4,13 +4,12 @@
 Nothing here runs or claims anything: where a run is missing, its command stands.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import matrix, patches, proof
+from .. import kept, matrix, patches, proof
 from ..each_commit import Ended
 from ..release import Release
 from .changes import Change
@@ -113,9 +112,4 @@ def _time(found: Mapping[str, Any]) -> str:
 
 def _measured(release: Release, name: str) -> dict[str, Any]:
     """A file of the series' folder; empty if it is not there or of another series."""
-    try:
-        found = json.loads((release.folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    series = patches.series_digest(patches.read_series(release))
-    return found if found.get("series", series) == series else {}
+    return kept.of_series(release, release.folder / name) or {}
