@@ -9,7 +9,6 @@ no longer as it was published is built again.
 """
 
 import base64
-import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -25,7 +24,6 @@ from packaging.requirements import Requirement
 
 from . import installed, unit_env
 from .errors import UserError
-from .files import lock
 from .paths import build_root, shown
 from .release import EndToEnd, Release
 from .unit_env import UnitEnv
@@ -100,7 +98,7 @@ def root_of(wanted: EndToEnd, base: UnitEnv) -> Path:
 def build(wanted: EndToEnd, base: UnitEnv, root: Path) -> E2eEnv:
     """Build ``root``, or return it as it is if it is finished and runs."""
     env = E2eEnv(root)
-    with _locked(env):
+    with unit_env.locked(env):
         if not unit_env.is_ready(env):
             unit_env.remove_unfinished(root)
         elif path := changed(env, wanted):
@@ -131,10 +129,6 @@ def build(wanted: EndToEnd, base: UnitEnv, root: Path) -> E2eEnv:
         check_processor(env, wanted)
         env.finished.write_text(json.dumps(vars(wanted), indent=1))
     return env
-
-
-def _locked(env: E2eEnv) -> contextlib.AbstractContextManager[None]:
-    return lock(env.root.with_name(f".{env.root.name}.lock"))
 
 
 def copy_linked(package: Path, to: Path) -> None:
@@ -231,7 +225,7 @@ def bring_series(env: E2eEnv, release: Release) -> None:
         UserError: the series does not apply.
     """
     package = unit_env.site_packages(env) / "vllm"
-    with _locked(env):
+    with unit_env.locked(env):
         if has_series(env, release):
             return
         # Whatever it has: an earlier state of the series, part of one, an edit.

@@ -153,7 +153,7 @@ def interpreter(named: Path | None = None) -> Path:
 def build(needs: Needs, root: Path) -> UnitEnv:
     """Build ``root``, or return it as it is if it is finished and runs."""
     env = UnitEnv(root)
-    with lock(root.with_name(f".{root.name}.lock")):
+    with locked(env):
         if is_ready(env):
             return env
         remove_unfinished(root)
@@ -172,6 +172,11 @@ def build(needs: Needs, root: Path) -> UnitEnv:
             complete(env)
             env.finished.write_text(json.dumps(vars(needs), indent=1))
     return env
+
+
+def locked(env: UnitEnv) -> contextlib.AbstractContextManager[None]:
+    """The lock of whoever builds or changes an environment."""
+    return lock(env.root.with_name(f".{env.root.name}.lock"))
 
 
 def complete(env: UnitEnv) -> None:
