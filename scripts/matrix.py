@@ -96,7 +96,8 @@ def measure(wanted: tuple[Release, ...], jobs: int) -> list[str]:
     try:
         matrix.run(work, bench, jobs, ended=ended, waiting=screen.show)
     except KeyboardInterrupt:
-        left = sum(cell not in results for cell in work)
+        # Not what was shown: a cell may have ended since.
+        left = len(work) - len(matrix.still_valid(work, bench))
         click.echo(f"{left} measurements are left; what is done is kept: run it again")
         raise
     finally:
