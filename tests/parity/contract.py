@@ -89,6 +89,7 @@ def figures(case: Case) -> dict[str, Any]:
     sent, words = _outcome(engine, case, case.setup)
     return {
         "hits": [s.hit for s in sent],
+        "local": [s.local for s in sent],
         "priced": _is_priced(case.setup),
         "words": words,
     }
@@ -290,6 +291,8 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
             for number, one in enumerate(sent)
         ],
         "align": setup.alignment,
+        "local": [s.local for s in sent],
+        "least_load": setup.least_load if setup.tier == "both" else 0,
         "astray": setup.geometry.name
         in limits.ASTRAY.get(release_adapter.version(), ()),
         "priced": _is_priced(setup),
@@ -509,10 +512,7 @@ def _judge_mixed(case: Case, ledger: bool) -> list[Verdict]:
             stored = [s.stored_chunks for s in sent]
     setup = case.setup
     ahead = last_hits["host"] - last_hits["gpu"]
-    # vLLM loads nothing where it gains less than a chunk of any group
-    # (OffloadingConnectorScheduler's lookup).
-    loads = ahead >= max(map(setup.chunk, setup.geometry.groups))
-    best = last_hits["host"] if loads else last_hits["gpu"]
+    best = last_hits["host"] if ahead >= setup.least_load else last_hits["gpu"]
     want = best // setup.alignment * setup.alignment
     mixed = Verdict("L8", case, [], hits, stored, {"checks": 1, **last_hits})
     if last_hits["both"] < want and not words:

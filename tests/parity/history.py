@@ -144,6 +144,15 @@ class Setup:
         """Tokens of a group's host chunk; of its block where the GPU alone serves."""
         return group.block * (1 if self.tier == "gpu" else self.blocks_per_chunk)
 
+    @property
+    def least_load(self) -> int:
+        """Tokens that the host must hold past a hit on the GPU for a load to begin.
+
+        A chunk of any group: vLLM skips less (`OffloadingConnectorScheduler`'s lookup;
+        its `test_offloading_connector` asks for it).
+        """
+        return max(map(self.chunk, self.geometry.groups))
+
 
 @dataclass(frozen=True)
 class Case:

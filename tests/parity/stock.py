@@ -16,6 +16,8 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
 
     A send is excused that resumes where an earlier one was served past, if all sends
     together hit no less than on stock: who is not served computes, and stores, more.
+    So is one that the GPU serves further than stock's, up to less than the least load
+    (`Setup.least_load`) below what stock loaded.
     """
     align = patched["align"]
     words = []
@@ -29,6 +31,9 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
         if number in patched["excused"] and (
             sum(patched["hits"][: number + 1]) >= sum(stock["hits"][: number + 1])
         ):
+            continue
+        served = stock["local"][number] < patched["local"][number] == mine
+        if served and want - mine < patched["least_load"]:
             continue
         if mine < want:
             words.append(f"send {number} hits {mine}, on stock {want}")

@@ -406,6 +406,8 @@ def test_l6_compares_with_stock():
         "excused": [],
         "computed": [0, 400, 400, 64],
         "align": 32,
+        "local": [0, 0, 352, 0],
+        "least_load": 0,
         "astray": False,
     }
     stock = {**mine, "hits": [0, 351, 400, 63]}
@@ -420,6 +422,13 @@ def test_l6_compares_with_stock():
         "send 3 hits 0, on stock 32"
     ]
     assert below_stock({**excused, "hits": [0, 430, 384, 0]}, stock) == []
+    # The GPU serves further, so the rest is less than what vLLM loads.
+    loaded = {**stock, "local": [0, 0, 320, 0]}
+    both = {**mine, "least_load": 33}
+    assert below_stock(both, loaded) == ["send 3 hits 0, on stock 32"]
+    for same in ({**both, "least_load": 32}, {**both, "local": [0, 0, 320, 0]}):
+        assert len(below_stock(same, loaded)) == 2
+    assert len(below_stock(both, {**stock, "local": [0, 0, 352, 0]})) == 2
     dense = {**stock, "priced": True}
     # It stores all that dense retention does: only what the laws ask for counts.
     assert below_stock(mine, dense) == []
