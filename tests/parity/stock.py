@@ -11,8 +11,8 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     `patched` is an L6 verdict, `stock` one or what `contract.figures` returns. Where
     stock stores with sparse retention all that it stores with dense, its hits have a
     price that sparse retention is there to avoid: then a send need only hit what L1 to
-    L4 ask for. The same where stock's tails are astray (`limits.ASTRAY`), and where it
-    serves more than was computed.
+    L4 ask for. The same where what stock serves is an accident (`limits.ASTRAY`), and
+    where it serves more than was computed.
 
     A send is excused that resumes where an earlier one was served past, if all sends
     together hit no less than on stock: who is not served computes, and stores, more.
