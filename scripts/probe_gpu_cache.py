@@ -5,6 +5,8 @@ The prompts are sent forward, then in reverse, the newest first. RUN_SEED keeps 
 runs apart; by default it is the time.
 """
 
+from typing import Any
+
 import click
 
 from offload_parity import cli as scripts
@@ -17,6 +19,7 @@ from offload_parity.probes.command import (
     progress,
     report,
     run_seed,
+    unfinished,
 )
 
 
@@ -30,18 +33,23 @@ def cli(address, tokens, prompts, run_seed, output) -> None:
     """Measure and print."""
     meter, maker = open_server(address)
     check_length(meter.server, tokens)
-    with progress(2 * prompts, "requests") as bar:
+    rows: list[dict[str, Any]] = []
+    with (
+        unfinished(output, meter, maker, run_seed, lambda: rows),
+        progress(2 * prompts, "requests") as bar,
+    ):
 
         def done(request: gpu_cache.Request) -> None:
+            rows.append(request.row())
             bar.set_postfix_str(f"{request.seen.tier} {request.seen.cached}")
             bar.update()
 
         requests = gpu_cache.run(meter, maker, tokens, prompts, run_seed, done)
-    found = gpu_cache.summary(requests, meter.totals())
+        found = gpu_cache.summary(requests, meter.totals())
     title = f"{meter.server.model}: {prompts} prompts of {tokens:,} tokens"
     report(
         output, meter, maker, run_seed,
-        [r.row() for r in requests], {"summary": found}, gpu_cache.words(found),
+        rows, {"summary": found}, gpu_cache.words(found),
         lambda path: plots.gpu_cache(requests, title, path),
     )  # fmt: skip
 

@@ -5,6 +5,8 @@ Once with the GPU cache kept and, where the server's development mode allows it,
 with it emptied after each, so that only the host tier can serve.
 """
 
+from typing import Any
+
 import click
 
 from offload_parity import cli as scripts
@@ -18,6 +20,7 @@ from offload_parity.probes.command import (
     progress,
     report,
     run_seed,
+    unfinished,
 )
 
 
@@ -34,14 +37,21 @@ def cli(address, run_seed, prefix, own, siblings, output) -> None:
     """Measure and print."""
     meter, maker = open_server(address)
     check_length(meter.server, prefix + own)
-    with progress(2 * siblings, "requests") as bar:
-        found = probe.run(
-            meter, maker, prefix, own, siblings, run_seed, lambda _: bar.update()
-        )
+    rows: list[dict[str, Any]] = []
+    with (
+        unfinished(output, meter, maker, run_seed, lambda: rows),
+        progress(2 * siblings, "requests") as bar,
+    ):
+
+        def done(sibling: probe.Sibling) -> None:
+            rows.append(sibling.row())
+            bar.update()
+
+        found = probe.run(meter, maker, prefix, own, siblings, run_seed, done)
     title = f"{meter.server.model}: {prefix:,} shared + {own:,} own tokens"
     report(
         output, meter, maker, run_seed,
-        [s.row() for s in found], {"prefix": prefix}, probe.words(found, prefix),
+        rows, {"prefix": prefix}, probe.words(found, prefix),
         lambda path: plots.prefix(found, prefix, title, path),
     )  # fmt: skip
 

@@ -4,11 +4,14 @@
 import csv
 import io
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+import fake_server
 import probe_boundaries
 import probe_gpu_cache
 import probe_prefix
@@ -247,3 +250,48 @@ def test_help_and_formats(capsys, command) -> None:
     assert "--api-key" in capsys.readouterr().out
     assert run(command, "--json", "--csv") == 2
     assert "give one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "requests", "rows"),
+    [
+        (probe_gpu_cache.cli, ("600", "8", "5"), 10, 9),
+        (probe_prefix.cli, ("5", "--prefix", "1000", "--own", "300"), 6, 5),
+        # Those before measure the alignment, and send each length first.
+        (probe_boundaries.cli, ("5", "--step", "64"), 19, 2),
+    ],
+)
+def test_what_was_measured_is_printed_if_the_server_goes(
+    fake, capsys, tmp_path: Path, command, args, requests: int, rows: int
+) -> None:
+    """An hour of rows is not thrown away, and no picture shows half of them."""
+
+    def host_hit(length: int, hit: int) -> int:
+        if len(fake.seen) == requests:
+            fake.faults["/v1/chat/completions"] = fake_server.error(500, "gone")
+        return hit
+
+    fake.host_hit = host_hit
+    plot = tmp_path / "half.svg"
+    args = (*args, "--url", fake.url, "--json", "--plot", str(plot))
+    assert run(command, *args) == 1
+    out, err = capsys.readouterr()
+    said = json.loads(out)
+    assert len(said["requests"]) == rows and said["unfinished"]
+    assert f"NOT FINISHED, {rows} rows measured: " in said["words"][1]
+    assert err.startswith("error: ") and "verdict" not in said
+    assert not plot.exists()
+
+
+def test_what_was_measured_is_printed_on_ctrl_c(fake, capsys) -> None:
+    def host_hit(length: int, hit: int) -> int:
+        if len(fake.seen) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return hit
+
+    fake.host_hit = host_hit
+    assert run(probe_gpu_cache.cli, "600", "8", "5", "--url", fake.url) == 130
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].split()[:2] == ["direction", "index"]
+    assert "NOT FINISHED, 1 rows measured: interrupted" in out
+    assert err.endswith("interrupted; nothing was left half done\n")

@@ -113,7 +113,7 @@ def run(
     maker: PromptMaker,
     tried: Sequence[int],
     seed: object,
-    done: Callable[[], None],
+    done: Callable[[Point | None], None],
     filler: int,
     most_fillers: int,
     note: Callable[[str], None] = lambda _: None,
@@ -124,7 +124,7 @@ def run(
         meter, maker: of the server.
         tried: the lengths.
         seed: keeps runs apart.
-        done: called after each request of a length.
+        done: called after each request of a length, with what a resend showed.
         filler: tokens of a prompt that only pushes others out of the GPU.
         most_fillers: how many of them may be sent.
         note: called with what else goes on.
@@ -140,13 +140,13 @@ def run(
         contents = {n: maker.prompt(n, f"{seed} {n}") for n in batch}
         for length, content in contents.items():
             meter.send(content, length)
-            done()
+            done(None)
         if not meter.empty_gpu():
             _evict(meter, maker, seed, filler, most_fillers, note)
         # The newest first: what the host has no room for are the oldest.
         for length, content in reversed(contents.items()):
             points.append(Point(length, meter.send(content, length)))
-            done()
+            done(points[-1])
     return judge(points)
 
 

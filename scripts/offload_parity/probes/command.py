@@ -172,7 +172,7 @@ def report(
     rows: list[dict[str, Any]],
     facts: dict[str, Any],
     words: list[str],
-    draw: Callable[[Path], None],
+    draw: Callable[[Path], None] | None,
     end: Sequence[str] = (),
 ) -> None:
     """Print the rows and what they say, and draw the picture if one is asked for.
@@ -183,7 +183,7 @@ def report(
         rows: one per request.
         facts: the summary, for JSON.
         words: the summary as lines.
-        draw: draws it to a file.
+        draw: draws it to a file; None draws nothing.
         end: what is said after everything else.
     """
     lines = [_heading(meter, maker, seed), *words, *meter.warnings(), *end]
@@ -202,8 +202,31 @@ def report(
         for line in lines:
             click.echo(line, err=output.as_csv)
     sys.stdout.flush()
-    if output.plot is not None:
+    if draw is not None and output.plot is not None:
         draw(output.plot)
+
+
+@contextmanager
+def unfinished(
+    output: Output,
+    meter: Meter,
+    maker: PromptMaker,
+    seed: object,
+    rows: Callable[[], list[dict[str, Any]]],
+) -> Iterator[None]:
+    """Print what was measured so far if the rest fails or is stopped.
+
+    A long run may have taken an hour until then. No picture is drawn.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt) as error:
+        if so_far := rows():
+            why = str(error) or "interrupted"
+            what = f"NOT FINISHED, {len(so_far)} rows measured: {why}"
+            facts = {"unfinished": why}
+            report(output, meter, maker, seed, so_far, facts, [what], None)
+        raise
 
 
 def _about(meter: Meter, maker: PromptMaker, seed: object) -> dict[str, Any]:
