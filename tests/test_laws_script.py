@@ -25,8 +25,8 @@ def verdict(tree: str, law: str, **more) -> dict:
 def hits(tree: str, *figures: int) -> dict:
     return verdict(
         tree, "L6", hits=list(figures), stored=[5, 0], owed=[None, 32], excused=[],
-        computed=[0, 64], align=32, local=[0] * len(figures), least_load=0,
-        astray=False, priced=False,
+        computed=[0, 64], unpeeked=[[], []], align=32, local=[0] * len(figures),
+        least_load=0, astray=False, priced=False,
     )  # fmt: skip
 
 

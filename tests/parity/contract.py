@@ -12,7 +12,7 @@ from typing import Any
 from . import limits, release_adapter
 from .engine import Engine
 from .history import Case, Event, Sent, Setup, play
-from .laws import Demand, Laws, computed, positions, tail
+from .laws import Demand, Laws, computed, positions, tail, unpeeked
 from .prompts import prompt
 
 _PROBE_SEED = 1_000_000
@@ -288,6 +288,10 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         "excused": excused,
         "computed": [
             max((computed(one.tokens, s.text) for s in sent[:number]), default=0)
+            for number, one in enumerate(sent)
+        ],
+        "unpeeked": [
+            sorted(unpeeked(setup, one, sent[:number]))
             for number, one in enumerate(sent)
         ],
         "align": setup.alignment,

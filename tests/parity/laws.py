@@ -120,6 +120,11 @@ class Laws:
             and common_prefix(tokens, sent.tokens) >= place // self._near * self._near
         ]
         if self._has_junctions and parted:
+            # Of a drafter's block past the junction only what one of them computed is
+            # kept; dense retention may have that of the text from which they parted.
+            common = max(common_prefix(tokens, sent.tokens) for sent in parted)
+            own = common - self._setup.largest_peek
+            mark = min(mark, own // self._align * self._align)
             return Demand("L3", mark, all(sent.hit > mark for sent in parted))
         if self._has_edits:
             near = [
@@ -166,6 +171,23 @@ def shown(setup: Setup, sent: Sent) -> list[int]:
 
     Where both tiers serve the GPU may have forgotten what was decoded."""
     return sent.tokens if prompts_only(setup) else sent.text
+
+
+def unpeeked(setup: Setup, one: Sent, earlier: Iterable[Sent]) -> set[int]:
+    """Last boundaries of earlier prompts that have no peek block of their own.
+
+    Of those that a send shares. A tail that is kept there all the same serves who finds
+    its peek block in yet another text.
+    """
+    found = set()
+    for sent in earlier:
+        end = (len(sent.tokens) - 1) // setup.alignment * setup.alignment
+        if (
+            end + setup.largest_peek > len(shown(setup, sent))
+            and common_prefix(one.tokens, sent.tokens) >= end
+        ):
+            found.add(end)
+    return found
 
 
 def shows_parting(setup: Setup, shared: int, prompt: int, align: int) -> bool:

@@ -12,7 +12,8 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     stock stores with sparse retention all that it stores with dense, its hits have a
     price that sparse retention is there to avoid: then a send need only hit what L1 to
     L4 ask for. The same where what stock serves is an accident (`limits.ASTRAY`), and
-    where it serves more than was computed.
+    where it serves more than was computed, or joins the tail of one prompt with the
+    peek block of another (`laws.unpeeked`).
 
     A send is excused that resumes where an earlier one was served past, if all sends
     together hit no less than on stock: who is not served computes, and stores, more.
@@ -26,7 +27,8 @@ def below_stock(patched: Mapping[str, Any], stock: Mapping[str, Any]) -> list[st
     ):
         want = theirs // align * align
         wrong = theirs > patched["computed"][number]
-        if stock["priced"] or wrong or patched["astray"]:
+        joined = want in patched["unpeeked"][number]
+        if stock["priced"] or wrong or joined or patched["astray"]:
             want = min(want, owed or 0)
         if number in patched["excused"] and (
             sum(patched["hits"][: number + 1]) >= sum(stock["hits"][: number + 1])

@@ -17,7 +17,7 @@ from parity import contract, fuzz, limits, peer, regressions, release_adapter, s
 from parity.engine import Engine
 from parity.geometry import PURE_SWA, SMALL, SMALL_NO_EAGLE, UNFLAGGED
 from parity.history import MODES, Case, Sent, Setup, tokens_of
-from parity.laws import Demand, Laws, positions, tail
+from parity.laws import Demand, Laws, positions, tail, unpeeked
 from parity.stock import below_stock
 
 # --- what the laws say ---
@@ -47,11 +47,31 @@ def test_which_law_speaks(tokens, law):
 def test_the_second_sibling_makes_a_junction_and_the_third_is_owed_it():
     laws = Laws(Setup(SMALL, 0, "host"))
     laws.add(sent(((1, 300),)))
-    assert laws.demand(tokens_of(((1, 100), (2, 100))), 96) is None
-    laws.add(sent(((1, 100), (2, 100))))
-    third = tokens_of(((1, 100), (3, 100)))
+    assert laws.demand(tokens_of(((1, 110), (2, 100))), 96) is None
+    laws.add(sent(((1, 110), (2, 100))))
+    third = tokens_of(((1, 110), (3, 100)))
     assert laws.demand(third, 101) == Demand("L3", 96)
     assert laws.demand(tokens_of(((1, 200), (3, 100))), 192) is None
+
+
+def test_a_sibling_is_owed_no_peek_that_only_the_first_text_has():
+    laws = Laws(Setup(SMALL, 0, "host"))
+    laws.add(sent(((1, 300),)))
+    laws.add(sent(((1, 100), (2, 100))))
+    # It has the drafter's block up to 104 in common with the first one alone.
+    assert laws.demand(tokens_of(((1, 110), (3, 100))), 96) == Demand("L3", 64)
+    assert laws.demand(tokens_of(((1, 103), (3, 100))), 64) == Demand("L3", 64)
+
+
+def test_a_boundary_with_no_peek_of_its_prompt():
+    setup = Setup(SMALL, 0, "host")
+    one = sent(((1, 200),))
+    for tokens, output, ends in ((97, (), {96}), (103, (), {96}), (104, (), set())):
+        earlier = sent(((1, tokens),), output=output)
+        assert unpeeked(setup, one, [earlier]) == ends
+    assert unpeeked(setup, one, [sent(((1, 90), (2, 8)))]) == set()
+    assert unpeeked(setup, one, [sent(((1, 97),), output=tuple(range(9)))]) == set()
+    assert unpeeked(Setup(SMALL_NO_EAGLE, 0), one, [sent(((1, 97),))]) == set()
 
 
 def test_without_full_attention_nothing_shows_a_junction():
@@ -406,6 +426,7 @@ def test_l6_compares_with_stock():
         "excused": [],
         "computed": [0, 400, 400, 64],
         "align": 32,
+        "unpeeked": [[], [], [], []],
         "local": [0, 0, 352, 0],
         "least_load": 0,
         "astray": False,
@@ -422,6 +443,9 @@ def test_l6_compares_with_stock():
         "send 3 hits 0, on stock 32"
     ]
     assert below_stock({**excused, "hits": [0, 430, 384, 0]}, stock) == []
+    # Nor one whose tail and peek block two prompts kept that had no more.
+    joined = {**mine, "unpeeked": [[], [], [384], [64]]}
+    assert below_stock(joined, stock) == ["send 3 hits 0, on stock 32"]
     # The GPU serves further, so the rest is less than what vLLM loads.
     loaded = {**stock, "local": [0, 0, 320, 0]}
     both = {**mine, "least_load": 33}
