@@ -83,8 +83,10 @@ def probe(url, release, container, tag, options) -> None:
     mounts = {ROOT: "/offload-parity:ro", reports: "/reports"}
     # The server is to be there already; docker/probe's own limit is for one that loads.
     wait = ("--env", f"WAIT_SECONDS={os.environ.get('WAIT_SECONDS', '60')}")
+    # By its name alone: other users see command lines.
+    key = ("--env", "OPENAI_API_KEY") if "OPENAI_API_KEY" in os.environ else ()
     status = engine.run(
-        name, ("/offload-parity/docker/probe", url), mounts, (*wait, *options)
+        name, ("/offload-parity/docker/probe", url), mounts, (*wait, *key, *options)
     )
     click.echo(f"the reports are in {shown(reports)}")
     sys.exit(status)

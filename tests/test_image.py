@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import fake_server
 from conftest import MASK, NEW, OLD, REACH, ROOT, STORE, World, write
 from offload_parity import image, image_building, installed, patches, release
 from offload_parity.containers import Engine
@@ -408,6 +410,27 @@ def test_probe_waits_for_nothing_that_cannot_be(
     assert code == 1 and words in err and err.count("\n") == 1
 
 
+def test_probe_ends_on_ctrl_c_with_what_was_measured(tmp_path: Path, fake) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        [DOCKER / "probe", fake.url, tmp_path],
+        env=os.environ | {"PATH": path},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    ) as process:  # fmt: skip
+
+        def host_hit(length: int, hit: int) -> int:
+            if len(fake.seen) == 30:
+                os.killpg(process.pid, signal.SIGINT)
+            return hit
+
+        # It is healthy.
+        fake.faults["/health"] = fake_server.error(200, "")
+        fake.host_hit = host_hit
+        assert process.wait(60) == 130
+    assert [file.name for file in tmp_path.iterdir()] == ["boundaries.txt"]
+    assert "rows measured: interrupted" in (tmp_path / "boundaries.txt").read_text()
+
+
 def image_probe(engine: Engine, build: Path) -> subprocess.CompletedProcess[str]:
     """Run what make image-probe runs."""
     return subprocess.run(
@@ -425,6 +448,20 @@ def test_image_probe_does_not_wait_an_hour(
     engine = fake_engine(tmp_path, "docker", json.dumps([{"Config": {"User": "0"}}]))
     image_probe(engine, tmp_path / "build")
     assert "WAIT_SECONDS=60" in asked(tmp_path)[-1]
+
+
+def test_image_probe_hands_the_api_key_over_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine(tmp_path, "docker", json.dumps([{"Config": {"User": "0"}}]))
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    image_probe(engine, tmp_path / "build")
+    words = asked(tmp_path)[-1]
+    assert words[words.index("OPENAI_API_KEY") - 1] == "--env"
+    assert not any("secret" in word for word in words)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    image_probe(engine, tmp_path / "build")
+    assert "OPENAI_API_KEY" not in asked(tmp_path)[-1]
 
 
 @pytest.mark.parametrize(
