@@ -8,12 +8,13 @@ import pytest
 
 from offload_parity import experiment
 from offload_parity.experiment import Found, Size
+from offload_parity.probes import server
 from offload_parity.probes.boundaries import Point
 from offload_parity.probes.counters import Difference
 from offload_parity.probes.gpu_cache import Request
 from offload_parity.probes.meter import Seen
 from offload_parity.probes.prefix import EVICTED, KEPT, Sibling
-from offload_parity.sim_server import Plan
+from offload_parity.sim_server import Plan, Running
 from offload_parity.simulation import Tree
 
 # DeepSeek-V4 on 0.25.1, as the executor reports it.
@@ -142,3 +143,15 @@ def test_the_quick_servers_are_the_same_but_for_their_size() -> None:
     sums = experiment.arithmetic(small, facts, experiment.QUICK.tokens)
     # Some prompts must not fit, or the tier's size would not show.
     assert 0 < sums.fit < experiment.QUICK.prompts
+
+
+def test_the_probes_as_it_runs_them(fake, monkeypatch) -> None:
+    monkeypatch.setattr(server, "_POLL_S", 0.001)
+    size = Size(tokens=600, prompts=4, prefix=1000, own=300, siblings=3, step=128)
+    running = Running(fake.url, FACTS, Path("log"), None)
+    done = []
+    measured = experiment.measure(plan(), running, size, lambda: done.append(1))
+    assert len(done) == size.requests(256)
+    assert [s.seen.tier for s in measured.siblings[:2]] == ["miss", "GPU"]
+    assert [r.seen.cached for r in measured.cache] == [0] * 4 + [512] * 4
+    assert not any(point.short for point in measured.points)

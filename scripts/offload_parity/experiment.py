@@ -71,7 +71,7 @@ def measure(
         maker,
         boundaries.lengths(align, step=size.step),
         "boundaries",
-        done,
+        lambda _: done(),
         0,
         0,
     )
