@@ -333,11 +333,15 @@ def _demands(
         for tier in tiers:
             if f"reset_{tier}" in resets[number] or "reset_host" in resets[number]:
                 laws[tier].forget()
+        shared = {tier: each.shared(one.tokens) for tier, each in laws.items()}
+        # A tier that forgot the text with the peek block cannot be asked for its hit.
+        most = {
+            tier: own if own == max(shared.values()) else own - case.setup.largest_peek
+            for tier, own in shared.items()
+        }
         found = (
             laws[tier].demand(
-                one.tokens,
-                min(mark[number], laws[tier].shared(one.tokens)),
-                own[number],
+                one.tokens, max(min(mark[number], most[tier]), 0), own[number]
             )
             for tier, (mark, own) in asked.items()
         )
