@@ -8,8 +8,6 @@ other prompts push them out. Ends with OK (exit status 0), AFFECTED (3), UNKNOWN
 """
 
 import sys
-from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -26,7 +24,7 @@ from offload_parity.probes.command import (
     progress,
     report,
     run_seed,
-    unfinished,
+    sending,
 )
 
 _STATUS = {"OK": 0, "AFFECTED": 3, "UNKNOWN": 4}
@@ -46,10 +44,6 @@ def remedy(version: str | None) -> str:
         f"this project has no series for {named}, only for "
         f"{releases.names(supported)}: upgrade to one of them"
     )
-
-
-def _rows(points: Sequence[probe.Point]) -> list[dict[str, Any]]:
-    return [point.row() for point in probe.judge(points)]
 
 
 @click.command(help=__doc__)
@@ -81,18 +75,10 @@ def cli(address, run_seed, align, around, step, filler, fillers, output) -> None
     check_length(meter.server, tried[-1])
     most = meter.server.max_model_len
     filler = min(filler, most - 1) if most else filler
-    sent_again: list[probe.Point] = []
-    with (
-        unfinished(
-            output, meter, maker, run_seed, lambda: _rows(probe.judge(sent_again))
-        ),
-        progress(2 * len(tried), "requests") as bar,
+    with sending(output, meter, maker, run_seed, 2 * len(tried), probe.judge) as (
+        bar,
+        done,
     ):
-
-        def done(point: probe.Point | None) -> None:
-            sent_again.extend([point] if point else ())
-            bar.update()
-
         points = probe.run(
             meter, maker, tried, run_seed, done, filler, fillers, bar.set_postfix_str
         )
@@ -101,7 +87,7 @@ def cli(address, run_seed, align, around, step, filler, fillers, output) -> None
     title = f"{meter.server.model}, vLLM {version}: {word}"
     report(
         output, meter, maker, run_seed,
-        _rows(points), {"verdict": word, "alignment": measured}, words,
+        [p.row() for p in points], {"verdict": word, "alignment": measured}, words,
         lambda path: plots.boundaries(points, title, path),
         [
             *([remedy(version)] if word == "AFFECTED" else []),

@@ -5,8 +5,6 @@ The prompts are sent forward, then in reverse, the newest first. RUN_SEED keeps 
 runs apart; by default it is the time.
 """
 
-from typing import Any
-
 import click
 
 from offload_parity import cli as scripts
@@ -16,10 +14,9 @@ from offload_parity.probes.command import (
     check_length,
     open_server,
     output_options,
-    progress,
     report,
     run_seed,
-    unfinished,
+    sending,
 )
 
 
@@ -33,23 +30,18 @@ def cli(address, tokens, prompts, run_seed, output) -> None:
     """Measure and print."""
     meter, maker = open_server(address)
     check_length(meter.server, tokens)
-    rows: list[dict[str, Any]] = []
-    with (
-        unfinished(output, meter, maker, run_seed, lambda: rows),
-        progress(2 * prompts, "requests") as bar,
-    ):
+    with sending(output, meter, maker, run_seed, 2 * prompts) as (bar, done):
 
-        def done(request: gpu_cache.Request) -> None:
-            rows.append(request.row())
+        def sent(request: gpu_cache.Request) -> None:
             bar.set_postfix_str(f"{request.seen.tier} {request.seen.cached}")
-            bar.update()
+            done(request)
 
-        requests = gpu_cache.run(meter, maker, tokens, prompts, run_seed, done)
+        requests = gpu_cache.run(meter, maker, tokens, prompts, run_seed, sent)
         found = gpu_cache.summary(requests, meter.totals())
     title = f"{meter.server.model}: {prompts} prompts of {tokens:,} tokens"
     report(
         output, meter, maker, run_seed,
-        rows, {"summary": found}, gpu_cache.words(found),
+        [r.row() for r in requests], {"summary": found}, gpu_cache.words(found),
         lambda path: plots.gpu_cache(requests, title, path),
     )  # fmt: skip
 

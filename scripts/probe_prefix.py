@@ -5,8 +5,6 @@ Once with the GPU cache kept and, where the server's development mode allows it,
 with it emptied after each, so that only the host tier can serve.
 """
 
-from typing import Any
-
 import click
 
 from offload_parity import cli as scripts
@@ -17,10 +15,9 @@ from offload_parity.probes.command import (
     check_length,
     open_server,
     output_options,
-    progress,
     report,
     run_seed,
-    unfinished,
+    sending,
 )
 
 
@@ -37,21 +34,12 @@ def cli(address, run_seed, prefix, own, siblings, output) -> None:
     """Measure and print."""
     meter, maker = open_server(address)
     check_length(meter.server, prefix + own)
-    rows: list[dict[str, Any]] = []
-    with (
-        unfinished(output, meter, maker, run_seed, lambda: rows),
-        progress(2 * siblings, "requests") as bar,
-    ):
-
-        def done(sibling: probe.Sibling) -> None:
-            rows.append(sibling.row())
-            bar.update()
-
+    with sending(output, meter, maker, run_seed, 2 * siblings) as (_, done):
         found = probe.run(meter, maker, prefix, own, siblings, run_seed, done)
     title = f"{meter.server.model}: {prefix:,} shared + {own:,} own tokens"
     report(
         output, meter, maker, run_seed,
-        rows, {"prefix": prefix}, probe.words(found, prefix),
+        [s.row() for s in found], {"prefix": prefix}, probe.words(found, prefix),
         lambda path: plots.prefix(found, prefix, title, path),
     )  # fmt: skip
 

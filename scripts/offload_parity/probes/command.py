@@ -207,25 +207,40 @@ def report(
 
 
 @contextmanager
-def unfinished(
+def sending(
     output: Output,
     meter: Meter,
     maker: PromptMaker,
     seed: object,
-    rows: Callable[[], list[dict[str, Any]]],
-) -> Iterator[None]:
-    """Print what was measured so far if the rest fails or is stopped.
+    requests: int,
+    judge: Callable[[list[Any]], list[Any]] = list,
+) -> Iterator[tuple[tqdm, Callable[[Any], None]]]:
+    """A bar, and what is to be called after each request with what it measured.
 
-    A long run may have taken an hour until then. No picture is drawn.
+    None stands for a request that measured nothing. If the rest fails or is stopped,
+    the rows so far are printed, which may have taken an hour; no picture is drawn.
+
+    Args:
+        output, meter, maker, seed: as of `report`.
+        requests: how many will be sent.
+        judge: turns what was measured into what has the rows.
     """
+    measured: list[Any] = []
     try:
-        yield
+        with progress(requests, "requests") as bar:
+
+            def done(one: Any) -> None:
+                if one is not None:
+                    measured.append(one)
+                bar.update()
+
+            yield bar, done
     except (UserError, KeyboardInterrupt) as error:
-        if so_far := rows():
+        if rows := [one.row() for one in judge(measured)]:
             why = str(error) or "interrupted"
-            what = f"NOT FINISHED, {len(so_far)} rows measured: {why}"
+            what = f"NOT FINISHED, {len(rows)} rows measured: {why}"
             facts = {"unfinished": why}
-            report(output, meter, maker, seed, so_far, facts, [what], None)
+            report(output, meter, maker, seed, rows, facts, [what], None)
         raise
 
 
