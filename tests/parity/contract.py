@@ -296,7 +296,7 @@ def _judge_hits(case: Case, ledger: bool) -> list[Verdict]:
         ],
         "align": setup.alignment,
         "local": [s.local for s in sent],
-        "least_load": setup.least_load if setup.tier == "both" else 0,
+        "least_load": setup.least_load,
         "astray": setup.geometry.name
         in limits.ASTRAY.get(release_adapter.version(), ()),
         "priced": _is_priced(setup),
@@ -336,13 +336,13 @@ def _demands(
         shared = {tier: each.shared(one.tokens) for tier, each in laws.items()}
         # A tier that forgot the text with the peek block cannot be asked for its hit.
         most = {
-            tier: own if own == max(shared.values()) else own - case.setup.largest_peek
-            for tier, own in shared.items()
+            tier: held
+            if held == max(shared.values())
+            else max(held - case.setup.largest_peek, 0)
+            for tier, held in shared.items()
         }
         found = (
-            laws[tier].demand(
-                one.tokens, max(min(mark[number], most[tier]), 0), own[number]
-            )
+            laws[tier].demand(one.tokens, min(mark[number], most[tier]), own[number])
             for tier, (mark, own) in asked.items()
         )
         yield one, next((demand for demand in found if demand is not None), None)

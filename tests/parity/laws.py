@@ -122,9 +122,9 @@ class Laws:
         if self._has_junctions and parted:
             # Of a drafter's block past the junction only what one of them computed is
             # kept; dense retention may have that of the text from which they parted.
-            common = max(common_prefix(tokens, sent.tokens) for sent in parted)
-            own = common - self._setup.largest_peek
-            mark = min(mark, own // self._align * self._align)
+            common = longest_prefix(tokens, (sent.tokens for sent in parted))
+            most = max(common - self._setup.largest_peek, 0)
+            mark = min(mark, most // self._align * self._align)
             return Demand("L3", mark, all(sent.hit > mark for sent in parted))
         if self._has_edits:
             near = [
