@@ -280,6 +280,21 @@ def test_package_for_processors_is_not_carried_on(world: World) -> None:
     assert source.e2e and found == porting.facts(source, new)
 
 
+def test_how_the_source_differs_is_not_carried_on(world: World) -> None:
+    facts = world.patches / NEW / "release.toml"
+    plain = facts.read_text()
+    source = release.get(NEW)
+    new = replace(source, version=NEXT)
+    expected = porting.facts(source, new)
+    head, sdist, rest = plain.partition("\n[sdist]\n")
+    facts.write_text(f"{head}\n\n# Absent here: two patches.\n# Why.\n{sdist}{rest}")
+    assert porting.facts(source, new) == expected
+    assert f"# Carried from {NEW} by make port" in expected
+    # What a section says of its own keys is.
+    facts.write_text(f"{plain}\n# In bytes.\n[more]\n")
+    assert porting.facts(source, new) == f"{expected}\n# In bytes.\n[more]\n"
+
+
 def test_places_of_conflicts_in_a_file() -> None:
     marked = (
         "one\n<<<<<<< HEAD\ntwo\nthree\n=======\nTWO\n>>>>>>> patch\nfour\n=======\n"

@@ -374,6 +374,12 @@ def facts(source: Release, new: Release) -> str:
         ("block_bytes", f"{new.dsv4_block_bytes:_}"),
     ):
         text = re.sub(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+    # How the source differs from its neighbours says nothing of the new one.
+    head, sdist, rest = text.partition("\n[sdist]\n")
+    first, *others = head.splitlines()
+    own = f"# Carried from {source.version} by make port: say here what differs."
+    text = "\n".join([first, own, *(x for x in others if x and x[0] != "#")])
+    text += f"\n{sdist}{rest}"
     # Whether the new release has a package for processors is not known.
     text = re.sub(r"(?m)\n(?:^#.*\n)*^\[e2e\]\n(?:^\w+ = .*\n)*", "", text)
     tomllib.loads(text)
