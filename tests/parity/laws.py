@@ -173,20 +173,23 @@ def shown(setup: Setup, sent: Sent) -> list[int]:
     return sent.tokens if prompts_only(setup) else sent.text
 
 
-def unpeeked(setup: Setup, one: Sent, earlier: Iterable[Sent]) -> set[int]:
-    """Last boundaries of earlier prompts that have no peek block of their own.
+def unpeeked(setup: Setup, one: Sent, earlier: Sequence[Sent]) -> set[int]:
+    """Boundaries of earlier prompts whose peek block a send does not share.
 
-    Of those that a send shares. A tail that is kept there all the same serves who finds
-    its peek block in yet another text.
+    Their last ones that have none, and those below where they parted from a text before
+    if it lies past that place. A tail that is kept there all the same serves who finds
+    the peek block in yet another text.
     """
+    align, peek = setup.alignment, setup.largest_peek
+    texts = [shown(setup, sent) for sent in earlier]
     found = set()
-    for sent in earlier:
-        end = (len(sent.tokens) - 1) // setup.alignment * setup.alignment
-        if (
-            end + setup.largest_peek > len(shown(setup, sent))
-            and common_prefix(one.tokens, sent.tokens) >= end
-        ):
-            found.add(end)
+    for number, (sent, text) in enumerate(zip(earlier, texts, strict=True)):
+        parted = longest_prefix(sent.tokens, texts[:number])
+        same = common_prefix(one.tokens, text)
+        for most, until in ((len(sent.tokens) - 1, len(text)), (parted, parted)):
+            end = most // align * align
+            if end + peek > until and end <= same < end + peek:
+                found.add(end)
     return found
 
 

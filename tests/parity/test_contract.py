@@ -72,6 +72,14 @@ def test_a_boundary_with_no_peek_of_its_prompt():
     assert unpeeked(setup, one, [sent(((1, 90), (2, 8)))]) == set()
     assert unpeeked(setup, one, [sent(((1, 97),), output=tuple(range(9)))]) == set()
     assert unpeeked(Setup(SMALL_NO_EAGLE, 0), one, [sent(((1, 97),))]) == set()
+    # B parts from A past a boundary, whose peek block they do not share.
+    first = sent(((1, 300),))
+    for parted, ends in ((95, set()), (96, {96}), (103, {96}), (104, set())):
+        assert unpeeked(setup, one, [first, sent(((1, parted), (2, 90)))]) == ends
+    # Who shares B's own peek block joins nothing.
+    assert unpeeked(setup, sent(((1, 100), (2, 50))), [first, one]) == set()
+    again = [first, sent(((1, 100), (2, 90)))]
+    assert unpeeked(setup, sent(((1, 100), (2, 50))), again) == set()
 
 
 def test_without_full_attention_nothing_shows_a_junction():
