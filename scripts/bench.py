@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import click
 
 from offload_parity import cli as scripts
-from offload_parity import costs, patches, simulation, unit_env, upstream_tests
+from offload_parity import costs, patches, simulation, unit_env
 from offload_parity import release as releases
 from offload_parity.files import replace, writable
 from offload_parity.paths import build_root, shown
@@ -52,8 +52,8 @@ def measure(release: Release, jobs: int, repeats: int, lengths: tuple[int, ...])
     help="Only prompts of these lengths; the series' file is left alone.",
 )  # fmt: skip
 @click.option(
-    "--jobs", type=click.IntRange(1), default=upstream_tests.default_jobs,
-    help="Processes side by side; default: 2, 1 on a single core.",
+    "--jobs", type=click.IntRange(1), default=1, show_default=True,
+    help="Processes side by side; more than one slow each other, unevenly.",
 )  # fmt: skip
 def cli(release, repeats, lengths, jobs) -> None:
     """Measure, print the tables and write the file."""

@@ -64,9 +64,23 @@ def test_growth_is_held_against_the_length_in_the_patched_tree_only() -> None:
     found = judged(*records("stock", 0.5), *records("patched", 0.4))
     assert found == [
         f"miss at retention 0: {d} grows faster than the prompt, 4.0 times the cost "
-        "per token"
+        "per token (noise 1.00)"
         for d in ("store", "all")
     ]
+
+
+def test_growth_within_the_noise_is_no_fault() -> None:
+    def records(tree: str, noise: float, longest: float) -> list[dict]:
+        return [
+            timed(tree, seconds * factor, length=length)
+            for length, seconds in ((200_000, 0.02), (1_000_000, longest))
+            for factor in (1, noise)
+        ]
+
+    # Of 1.7 and of 2.3 times the cost per token.
+    for longest, noise, faults in ((0.17, 1.0, 2), (0.17, 1.4, 0), (0.23, 1.4, 2)):
+        trees = records("stock", noise, longest), records("patched", noise, longest)
+        assert len(judged(*trees[0], *trees[1])) == faults
 
 
 def test_stored_chunks_become_requests_that_fit() -> None:
