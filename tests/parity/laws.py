@@ -74,6 +74,13 @@ class Laws:
             setup.retention == 0 or setup.tier == "gpu"
         )
         self._states = [g.block for g in setup.geometry.groups if g.kind == "mamba"]
+        # The host is offered a drafter's chunk of decoded tokens when the next one is
+        # complete (storable_chunks): too late for a window that has moved past it.
+        self._keeps_decoded_peek = setup.tier == "gpu" or all(
+            group.kind != "swa" or 2 * setup.chunk(group) <= group.window
+            for i, group in enumerate(setup.geometry.groups)
+            if setup.drafts(i)
+        )
         self._sent: list[Sent] = []
         # Where one request parted from an earlier one.
         self._junctions: list[tuple[int, Sent]] = []
@@ -139,16 +146,18 @@ class Laws:
     def _boundary(self, prompt: int, shared: int, dense_hit: int) -> int:
         """Up to where a turn resumes that repeats `shared` tokens, more than a prompt.
 
-        The prompt's last position, if decoded tokens complete its peek block; a Mamba
-        group would keep a whole state for it. Dense retention has to serve it as well:
-        0.25.1 leaves a drafter's last decoded chunk out of the store.
+        The prompt's last position, if decoded tokens complete its peek block and the
+        host can keep that; a Mamba group would keep a whole state for it. Dense
+        retention has to serve it as well: 0.25.1 leaves a drafter's last decoded chunk
+        out of the store.
         """
         peek = self._setup.largest_peek
         if any(prompt % block for block in self._states):
             # Inside a block there is a state below the last token, not at the end.
             return prompt - max(peek, 1)
         last = prompt // self._align * self._align
-        if not self._states and last + peek <= shared and last <= dense_hit:
+        complete = shared if self._keeps_decoded_peek else prompt
+        if not self._states and last + peek <= complete and last <= dense_hit:
             return last
         return prompt - peek
 

@@ -119,6 +119,20 @@ def test_a_turn_is_owed_the_boundary_of_the_prompt():
     assert eagle.demand([*one.text[:104], 5], 160, 95) == Demand("L2", 64)
 
 
+def test_a_turn_is_owed_no_peek_that_the_window_leaves_behind():
+    # A chunk of two blocks is offered 32 tokens after its start, the window has 16.
+    for chunk, tier, hit in ((1, "host", 64), (2, "host", 0), (2, "gpu", 64)):
+        laws = Laws(Setup(SMALL, 0, tier, chunk))
+        one = sent(((1, 79),), output=tuple(range(1, 81)))
+        laws.add(one)
+        assert laws.demand([*one.text, 5], 64) == Demand("L2", hit)
+    # Of a prompt that completes it the peek block is stored in prefill.
+    laws = Laws(Setup(SMALL, 0, "host", 2))
+    one = sent(((1, 80),), output=tuple(range(1, 81)))
+    laws.add(one)
+    assert laws.demand([*one.text, 5], 64) == Demand("L2", 64)
+
+
 def test_a_prompt_that_was_served_past_a_position_never_computed_its_tail():
     laws = Laws(Setup(SMALL_NO_EAGLE, 512, blocks_per_chunk=2))
     laws.add(Sent([0] * 129, 0, 0))
