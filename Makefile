@@ -29,6 +29,9 @@ KNOWN := RELEASE VLLM PYTHON STOCK SECONDS SEED PROFILE MTP PORT URL \
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
 unknown := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(given)))
 $(if $(unknown),$(error unknown variable $(unknown)=; known: $(KNOWN)))
+# A script's unset variable would mean the default, or every release.
+empty := $(firstword $(foreach v,$(filter $(KNOWN),$(given)),$(if $(strip $(value $(v))),,$(v))))
+$(if $(empty),$(error $(empty)= is empty: give it a value or leave it out))
 takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$(error make $@ takes no $(v)=: leave it out))
 IMAGE_ARGS = $(RELEASE_ARG) $(call option,container,CONTAINER)
 ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
@@ -44,25 +47,25 @@ help: ## List the targets (default)
 	sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 apply: $(TOOLS)/.ready ## Apply the series to a built tree, or to VLLM= or PYTHON=
-	$(SERIES) apply $(ARGS)
+	$(call takes,RELEASE VLLM PYTHON)$(SERIES) apply $(ARGS)
 
 fetch: $(TOOLS)/.ready ## Download a release's source into the cache
-	$(SERIES) fetch $(ARGS)
+	$(call takes,RELEASE VLLM PYTHON)$(SERIES) fetch $(ARGS)
 
 status: $(TOOLS)/.ready ## Say which patches are applied, and what has drifted
-	$(SERIES) status $(ARGS)
+	$(call takes,RELEASE VLLM PYTHON)$(SERIES) status $(ARGS)
 
 unapply: $(TOOLS)/.ready ## Take the series back: built tree, VLLM= or PYTHON=
-	$(SERIES) unapply $(ARGS)
+	$(call takes,RELEASE VLLM PYTHON)$(SERIES) unapply $(ARGS)
 
 edit: $(TOOLS)/.ready ## Show where to edit a series as commits
-	$(SERIES) edit $(ARGS)
+	$(call takes,RELEASE VLLM PYTHON)$(SERIES) edit $(ARGS)
 
 export: $(TOOLS)/.ready ## Write the commits back to patches/<release>
-	$(SERIES) export $(ARGS)
+	$(call takes,RELEASE VLLM PYTHON)$(SERIES) export $(ARGS)
 
 check: $(TOOLS)/.ready ## Check that patches/ and the series files agree
-	$(SERIES) check $(ARGS)
+	$(call takes,RELEASE VLLM PYTHON)$(SERIES) check $(ARGS)
 
 port: $(TOOLS)/.ready ## Carry a series to another release: FROM=0.33.0 TO=0.34.0
 	$(call takes,FROM TO BACK)$(RUN) scripts/port.py $(call option,from,FROM) $(call option,to,TO) $(call option,back,BACK)

@@ -103,7 +103,7 @@ def cli(source: str, version: str, back: str) -> None:
             raise UserError(
                 f"{name}= is missing: make port FROM=<a release> TO=<a newer one>"
             )
-    old = releases.get(source)
+    old = releases.get(source, "FROM")
     new, there = porting.target(old, version, back == "1")
     click.echo(f"Trying the series of vLLM {old.version} on {new.version} …")
     work = porting.start(old, new)

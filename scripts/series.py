@@ -312,7 +312,7 @@ def range_diff_command(first: str, second: str) -> None:
             raise UserError(
                 f"{name}= is missing: make range-diff A=<release> B=<another one>"
             )
-    one, other = releases.get(first), releases.get(second)
+    one, other = releases.get(first, "A"), releases.get(second, "B")
     text = range_diff.compare(one, other, color=sys.stdout.isatty())
     click.echo(
         f"{shown(one.folder)} against {shown(other.folder)}: = the same, ! changed, "

@@ -150,8 +150,10 @@ def unsupported(version: str) -> str:
     return f"vLLM {version} is not supported (supported: {names(releases)}{hint})"
 
 
-def get(version: str | None) -> Release:
+def get(version: str | None, variable: str = "RELEASE") -> Release:
     """The release named ``version`` (a leading "v" is fine); None means the default.
+
+    ``variable``: of make, in which it is named.
 
     Raises:
         UserError: it is not supported; the message names those that are.
@@ -162,7 +164,7 @@ def get(version: str | None) -> Release:
     for release in supported():
         if release.version == version.removeprefix("v"):
             return release
-    raise UserError(f"{unsupported(version)}; choose one with RELEASE=")
+    raise UserError(f"{unsupported(version)}; choose one with {variable}=")
 
 
 def chosen(version: str | None) -> tuple[Release, ...]:
