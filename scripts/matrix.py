@@ -126,6 +126,7 @@ def cli(version: str | None, table: str, jobs: int) -> None:
     if not only_table:
         for release in wanted:
             writable(release.folder)
+        writable(build_root() / "reports" / "matrix")
         # Two runs would measure the same.
         with lock(build_root() / "reports" / "matrix" / ".lock"):
             wrong = measure(wanted, jobs)

@@ -2,6 +2,7 @@
 """How every script of this project ends, and what it says to --version."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,13 @@ import click
 from . import version
 from .errors import UserError
 from .signals import clean_up_on_termination
+
+_NEXT_STEP = {
+    errno.ENOSPC: "make room and run it again",
+    errno.EDQUOT: "make room and run it again",
+    errno.EROFS: "make it a place that you may write to",
+    errno.EACCES: "make it yours to read and write",
+}
 
 
 def _end(status: int, words: str) -> None:
@@ -49,6 +57,8 @@ def run(command: click.Command | Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        _end(1, f"error: {' '.join(str(error).split())}")
+        words = " ".join(str(error).split())
+        step = _NEXT_STEP.get(error.errno or 0)
+        _end(1, f"error: {words}{f'; {step}' if step else ''}")
     except (KeyboardInterrupt, click.Abort):
         _end(130, "interrupted; nothing was left half done")

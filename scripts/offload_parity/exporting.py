@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from . import build_tree, git, patches
 from .errors import UserError
-from .files import lock, replace
+from .files import lock, replace, writable
 from .paths import build_root, shown
 from .release import Release
 
@@ -48,7 +48,8 @@ def export(release: Release) -> list[str]:
                 f"{shown(path)} has uncommitted changes, such as {changed[0]}: commit "
                 "or remove them first"
             )
-        with TemporaryDirectory(prefix=".export-", dir=release.folder) as folder:
+        place = writable(release.folder)
+        with TemporaryDirectory(prefix=".export-", dir=place) as folder:
             done = _install(release, _round_trip(tree, Path(folder)))
         series = patches.read_series(release)
         build_tree.write_state(
