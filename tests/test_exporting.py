@@ -210,16 +210,22 @@ def test_export_without_a_tree(world: World) -> None:
     assert f"run make edit RELEASE={OLD}" in world.refused("export", "--release", OLD)
 
 
+@pytest.mark.parametrize("fails", ["", "first"])
 def test_interrupted_export_leaves_the_folder_as_it_was(
-    world: World, tree: Path, tmp_path: Path
+    world: World, tree: Path, tmp_path: Path, fails: str
 ) -> None:
+    # Git's first try to remove the work tree fails if a child of it still writes there.
+    failing = "worktree remove" if fails else "nothing at all"
     commit(tree, "[Core] One more", {REACH: "positions = [1]\n"})
     before = folder(world)
     fake = tmp_path / "bin" / "git"
     fake.parent.mkdir()
     fake.write_text(
         f"""#!/bin/sh
-case "$*" in *"am -q"*) kill -{signal.SIGINT.value} $PPID;; esac
+case "$*" in
+    *"am -q"*) kill -{signal.SIGINT.value} $PPID;;
+    *"{failing}"*) if mkdir {tmp_path}/once 2>/dev/null; then exit 1; fi;;
+esac
 exec {shutil.which("git")} "$@"
 """
     )

@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -258,8 +259,12 @@ class Repo:
                 self.run(*(_EXACT + add))
                 yield self.at(path)
             finally:
+                remove = ("worktree", "remove", "--force", str(path))
                 with uninterrupted():
-                    self.run("worktree", "remove", "--force", str(path), check=False)
+                    if self.run(*remove, check=False).returncode:
+                        # A child of an interrupted git may still have written to it.
+                        shutil.rmtree(path, ignore_errors=True)
+                        self.run(*remove, check=False)
 
 
 def add_blobs(repo: Repo, contents: Iterable[bytes]) -> None:
