@@ -42,8 +42,10 @@ def handlers():
         (
             OSError(errno.ENOSPC, "No space left on device", "/x/y"),
             1,
-            "error: [Errno 28] No space left on device: '/x/y'; make room and run it "
-            "again\n",
+            (
+                "error: [Errno 28] No space left on device: '/x/y'; make room and run "
+                "it again\n"
+            ),
         ),
         (click.UsageError("No such option: --x"), 2, "error: No such option: --x\n"),
         (click.FileError("f", "gone"), 1, "error: Could not open file 'f': gone\n"),

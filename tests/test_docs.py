@@ -254,6 +254,23 @@ def test_what_make_test_is_shown_to_say_fits_the_series(monkeypatch) -> None:
         )
         row = matrix.read_row(each)["patched"]["tests"]
         assert (passed + skipped, new) == (row["known"] + row["new"], row["new"])
+    for version, number in re.findall(
+        r"^vLLM (\S+)\n  series  .* (\d+) patches apply", text, re.MULTILINE
+    ):
+        assert int(number) == len(patches.read_series(release.get(version)).patches)
+
+
+def test_what_make_port_is_shown_to_say_counts_the_series(monkeypatch) -> None:
+    monkeypatch.setenv("OFFLOAD_PARITY_PATCHES", str(ROOT / "patches"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"\$ make port FROM=(\S+) TO=\S+ BACK=1\n", text)
+    counts = re.search(
+        r"(\d+) patches: (\d+) apply, (\d+) are .* (\d+) conflict, (\d+) apply", text
+    )
+    total, applied, *others = map(int, counts.groups())
+    assert total == len(patches.read_series(release.get(source)).patches)
+    assert total == applied + sum(others)
+    assert f"release.toml and {applied} patches;" in text
 
 
 def test_the_changelog_names_every_release(monkeypatch) -> None:

@@ -15,8 +15,8 @@ RETENTIONS = (0, 4096)
 # ratio. In seconds.
 FLOOR_S = 0.001
 # How much more a token may cost in a prompt that is several times as long, noise aside.
-# Memory that no longer fits into a cache takes part of it; quadratic growth would be the
-# ratio of the lengths, 5.
+# Memory that no longer fits into a cache takes part of it; quadratic growth would be
+# the ratio of the lengths, 5.
 GROWTH_LIMIT = 1.5
 _GB, _GIB = 10**9, 2**30
 _HOST_GB = 64
