@@ -34,7 +34,7 @@ empty := $(firstword $(foreach v,$(filter $(KNOWN),$(given)),$(if $(strip $(valu
 $(if $(empty),$(error $(empty)= is empty: give it a value or leave it out))
 takes = $(foreach v,$(filter-out $(1) HOST_PYTHON,$(filter $(KNOWN),$(given))),$(error make $@ takes no $(v)=: leave it out))
 IMAGE_ARGS = $(RELEASE_ARG) $(call option,container,CONTAINER)
-ARGS = $(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
+ARGS = $(call takes,RELEASE VLLM PYTHON)$(RELEASE_ARG) $(call option,vllm,VLLM) $(call option,python,PYTHON)
 
 .PHONY: help apply fetch status unapply edit export check port range-diff upstream \
 	test proof lint each-commit parity fuzz sweep bench mutants matrix e2e \
@@ -47,25 +47,25 @@ help: ## List the targets (default)
 	sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 apply: $(TOOLS)/.ready ## Apply the series to a built tree, or to VLLM= or PYTHON=
-	$(call takes,RELEASE VLLM PYTHON)$(SERIES) apply $(ARGS)
+	$(SERIES) apply $(ARGS)
 
 fetch: $(TOOLS)/.ready ## Download a release's source into the cache
-	$(call takes,RELEASE VLLM PYTHON)$(SERIES) fetch $(ARGS)
+	$(SERIES) fetch $(ARGS)
 
 status: $(TOOLS)/.ready ## Say which patches are applied, and what has drifted
-	$(call takes,RELEASE VLLM PYTHON)$(SERIES) status $(ARGS)
+	$(SERIES) status $(ARGS)
 
 unapply: $(TOOLS)/.ready ## Take the series back: built tree, VLLM= or PYTHON=
-	$(call takes,RELEASE VLLM PYTHON)$(SERIES) unapply $(ARGS)
+	$(SERIES) unapply $(ARGS)
 
 edit: $(TOOLS)/.ready ## Show where to edit a series as commits
-	$(call takes,RELEASE VLLM PYTHON)$(SERIES) edit $(ARGS)
+	$(SERIES) edit $(ARGS)
 
 export: $(TOOLS)/.ready ## Write the commits back to patches/<release>
-	$(call takes,RELEASE VLLM PYTHON)$(SERIES) export $(ARGS)
+	$(SERIES) export $(ARGS)
 
 check: $(TOOLS)/.ready ## Check that patches/ and the series files agree
-	$(call takes,RELEASE VLLM PYTHON)$(SERIES) check $(ARGS)
+	$(SERIES) check $(ARGS)
 
 port: $(TOOLS)/.ready ## Carry a series to another release: FROM=0.33.0 TO=0.34.0
 	$(call takes,FROM TO BACK)$(RUN) scripts/port.py $(call option,from,FROM) $(call option,to,TO) $(call option,back,BACK)

@@ -126,9 +126,9 @@ def cli(version: str | None, table: str, jobs: int) -> None:
     if not only_table:
         for release in wanted:
             writable(release.folder)
-        writable(build_root() / "reports" / "matrix")
+        kept = writable(build_root() / "reports" / "matrix")
         # Two runs would measure the same.
-        with lock(build_root() / "reports" / "matrix" / ".lock"):
+        with lock(kept / ".lock"):
             wrong = measure(wanted, jobs)
     changed = matrix.write_table(ROOT / "README.md")
     click.echo(

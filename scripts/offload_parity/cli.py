@@ -57,8 +57,9 @@ def run(command: click.Command | Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        words = " ".join(str(error).split())
-        step = _NEXT_STEP.get(error.errno or 0)
-        _end(1, f"error: {words}{f'; {step}' if step else ''}")
+        words = " ".join(f"error: {error}".split())
+        if step := _NEXT_STEP.get(error.errno or 0):
+            words += f"; {step}"
+        _end(1, words)
     except (KeyboardInterrupt, click.Abort):
         _end(130, "interrupted; nothing was left half done")
