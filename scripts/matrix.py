@@ -134,6 +134,9 @@ def cli(version: str | None, table: str, jobs: int) -> None:
     click.echo(
         f"README.md: {'the table is rewritten' if changed else 'nothing changed'}"
     )
+    for release in releases.supported():
+        if why := matrix.stale(release):
+            click.echo(why)
     for line in wrong:
         click.echo(f"FAULT {line}")
     if not only_table:
