@@ -194,9 +194,10 @@ class _Stores:
         return {(group, key) for group, key, _, _ in parts.host_entries()}
 
     def _shown(self, hashes: Sequence[Any]) -> int:
-        """Tokens of a text whose full attention the host held before the send.
+        """Tokens of a text whose full attention the tier held before the send.
 
-        Not all that was decoded is stored: 0.25.1 leaves out what its last step made.
+        Not all that was decoded is kept: up to 0.32 the GPU leaves out a block that the
+        request's last step filled, and the host of 0.25.1 all that this step made.
         """
         parts = self._engine.parts
         shown = length = len(hashes) * parts.hash_block
@@ -204,7 +205,7 @@ class _Stores:
             if group.kind == "full":
                 size = self._setup.chunk(group)
                 for i in range(length // size):
-                    key = bytes(parts.chunk_hash(hashes, index, i))
+                    key = bytes(hashes[(i + 1) * size // parts.hash_block - 1])
                     if (index, key) not in self._known:
                         shown = min(shown, i * size)
                         break
@@ -220,8 +221,7 @@ class _Stores:
         shared = {laws.shared(sent.tokens) for laws in self._laws.values()}
         if new:
             hashes = self._engine.parts.block_hashes(sent.text)
-            if self._setup.tier != "gpu":
-                shared.add(self._shown(hashes))
+            shared.add(self._shown(hashes))
             # The GPU also serves the beginning of a block, under its last hash.
             places = {bytes(key): i for i, key in enumerate(hashes)}
             unit = self._engine.parts.hash_block
