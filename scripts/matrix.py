@@ -105,6 +105,16 @@ def measure(wanted: tuple[Release, ...], jobs: int) -> list[str]:
     return wrong
 
 
+def _remark(release: Release) -> str | None:
+    """What the table cannot show of a release's row."""
+    if matrix.read_row(release) is None:
+        return (
+            f"vLLM {release.version} is not measured yet: run make matrix "
+            f"RELEASE={release.version}"
+        )
+    return matrix.stale(release)
+
+
 @click.command(help=__doc__.splitlines()[0])
 @click.option("--release", "version", help="One release; default: all supported.")
 @click.option(
@@ -130,13 +140,14 @@ def cli(version: str | None, table: str, jobs: int) -> None:
         # Two runs would measure the same.
         with lock(kept / ".lock"):
             wrong = measure(wanted, jobs)
+    # Before README.md is written: a series may be unreadable.
+    remarks = [why for r in releases.supported() if (why := _remark(r))]
     changed = matrix.write_table(ROOT / "README.md")
     click.echo(
         f"README.md: {'the table is rewritten' if changed else 'nothing changed'}"
     )
-    for release in releases.supported():
-        if why := matrix.stale(release):
-            click.echo(why)
+    for line in remarks:
+        click.echo(line)
     for line in wrong:
         click.echo(f"FAULT {line}")
     if not only_table:

@@ -189,7 +189,10 @@ def test_a_row_that_is_missing_is_said_in_the_table(world: World) -> None:
     wanted = release.get(NEW)
     assert matrix.stale(wanted) is None
     assert f"| {NEW} |  | not measured yet |" in matrix.committed_table()
-    for text_of_file in ("{", "[]", "7", '{"series": "", "release": "9.9.0"}'):
+    for text_of_file in (
+        "{", "[]", "7", "null", '{"series": "", "release": "9.9.0"}',
+        '{"series": "", "release": "9.8.0"}',
+    ):  # fmt: skip
         matrix.row_path(wanted).write_text(text_of_file)
         with pytest.raises(UserError, match=r"cannot be read .*run make matrix REL"):
             matrix.stale(wanted)
@@ -240,6 +243,28 @@ def test_the_table_alone(world: World, run, benches) -> None:
         ["| ", "patched"],
     ]  # fmt: skip
     assert run("--table=maybe")[0] == 1
+    matrix.row_path(release.get(OLD)).unlink()
+    code, out, _ = run("--table")
+    assert code == 0 and f"vLLM {OLD} is not measured yet: run make matrix" in out
+
+
+@pytest.mark.parametrize("what", ["readme", "patch"])
+def test_what_cannot_be_read_is_named_and_readme_stays(
+    world: World, run, benches, what: str
+) -> None:
+    assert run()[0] == 0
+    readme = world.root / "README.md"
+    before = f"{matrix._BEGIN}\nold\n{matrix._END}\n".encode()
+    if what == "readme":
+        before += b"\xff"
+        name = "README.md"
+    else:
+        name = patches.listed(world.patches / NEW)[0]
+        (world.patches / NEW / name).unlink()
+    readme.write_bytes(before)
+    code, _, err = run("--table")
+    assert code == 1 and f"{name} cannot be read (" in err and "restore it" in err
+    assert readme.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -504,6 +504,8 @@ def read_row(release: Release) -> dict[str, Any] | None:
     path = row_path(release)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        if found["release"] != release.version:
+            raise ValueError(f"it is the row of {found['release']}")
         # What the table takes of it is there.
         table({release.version: found})
     except FileNotFoundError:
@@ -627,8 +629,17 @@ def committed_table() -> str:
 
 
 def write_table(readme: Path = ROOT / "README.md") -> bool:
-    """Write the table of the committed rows into README.md; False if it was there."""
-    text = readme.read_text(encoding="utf-8")
+    """Write the table of the committed rows into README.md; False if it was there.
+
+    Raises:
+        UserError: README.md or a row cannot be read; README.md has no place for it.
+    """
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{shown(readme)} cannot be read ({error}): restore it (git checkout)"
+        ) from error
     new = with_table(text, committed_table())
     if new == text:
         return False
