@@ -91,6 +91,15 @@ def test_listed_patch_that_is_missing(world: World) -> None:
     assert path.name in err and "series lists it" in err
 
 
+@pytest.mark.parametrize("again", ["{}", "../9.8.0/{}"])
+def test_a_series_lists_each_patch_of_its_folder_once(world: World, again: str) -> None:
+    series = world.patches / NEW / "series"
+    (name, *_) = patches.listed(series.parent)
+    series.write_text(f"{series.read_text()}{again.format(name)}\n")
+    with pytest.raises(UserError, match=r"series lists .*list each patch of its fol"):
+        patches.read_series(release.get(NEW))
+
+
 def test_series_file_that_is_missing(world: World) -> None:
     (world.patches / NEW / "series").unlink()
     assert "series is missing" in world.refused("apply")

@@ -145,11 +145,17 @@ def read_series(release: Release) -> Series:
     """Read every patch of a release.
 
     Raises:
-        UserError: a listed patch is missing or is no patch of the expected form.
+        UserError: a listed patch is missing, is listed twice, lies elsewhere or is no
+            patch of the expected form.
     """
-    return Series(
-        release, tuple(read_patch(release.folder / n) for n in listed(release.folder))
-    )
+    names = listed(release.folder)
+    for name in names:
+        if Path(name).name != name or names.count(name) > 1:
+            raise UserError(
+                f"{shown(release.folder / 'series')} lists {name}: list each patch of "
+                "its folder once"
+            )
+    return Series(release, tuple(read_patch(release.folder / n) for n in names))
 
 
 def series_digest(series: Series) -> str:
