@@ -107,11 +107,8 @@ def measure(wanted: tuple[Release, ...], jobs: int) -> list[str]:
 
 def _remark(release: Release) -> str | None:
     """What the table cannot show of a release's row."""
-    if matrix.read_row(release) is None:
-        return (
-            f"vLLM {release.version} is not measured yet: run make matrix "
-            f"RELEASE={release.version}"
-        )
+    if missing := matrix.missing(release):
+        return f"vLLM {release.version} is {missing}"
     return matrix.stale(release)
 
 

@@ -521,6 +521,13 @@ def _remedy(release: Release) -> str:
     return f"run make matrix RELEASE={release.version}"
 
 
+def missing(release: Release) -> str | None:
+    """That a release has no row yet, in words; None if it has one."""
+    return (
+        f"not measured yet: {_remedy(release)}" if read_row(release) is None else None
+    )
+
+
 def stale(release: Release) -> str | None:
     """Why a release's row is not that of its series, in one line; None if it is.
 

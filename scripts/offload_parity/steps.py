@@ -44,10 +44,8 @@ def matrix_row(release: Release) -> Work:
     """The release's row of the matrix, if it has one, was measured with this series."""
 
     def work(_: Progress) -> Result:
-        if matrix.read_row(release) is None:
-            return Result(
-                True, f"not measured yet: make matrix RELEASE={release.version}"
-            )
+        if missing := matrix.missing(release):
+            return Result(True, missing)
         why = matrix.stale(release)
         return Result(not why, why or "measured with this series")
 

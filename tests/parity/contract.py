@@ -205,7 +205,7 @@ class _Stores:
             if group.kind == "full":
                 size = self._setup.chunk(group)
                 for i in range(length // size):
-                    key = bytes(hashes[(i + 1) * size // parts.hash_block - 1])
+                    key = bytes(parts.last_hash(hashes, size, i))
                     if (index, key) not in self._known:
                         shown = min(shown, i * size)
                         break

@@ -455,11 +455,7 @@ class Engine:
             (index, i)
             for index, group in enumerate(self.geometry.groups)
             for i in range(len(tokens) // group.block)
-            if (
-                index,
-                bytes(hashes[(i + 1) * group.block // self.parts.hash_block - 1]),
-            )
-            in cached
+            if (index, bytes(self.parts.last_hash(hashes, group.block, i))) in cached
         ]
 
 

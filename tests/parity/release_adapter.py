@@ -539,8 +539,12 @@ class Parts:
         self, request_hashes: Sequence[bytes], group: int, chunk: int
     ) -> Any:
         """The hash under which a request's chunk of a group is stored."""
-        per_chunk = self.groups[group].block * self.blocks_per_chunk // self.hash_block
-        return request_hashes[(chunk + 1) * per_chunk - 1]
+        size = self.groups[group].block * self.blocks_per_chunk
+        return self.last_hash(request_hashes, size, chunk)
+
+    def last_hash(self, request_hashes: Sequence[bytes], size: int, index: int) -> Any:
+        """The last hash of a request's block or chunk, of ``size`` tokens each."""
+        return request_hashes[(index + 1) * size // self.hash_block - 1]
 
     def watch_chunks(self, given: Callable[[int, bytes, int], None]) -> None:
         """Call `given(group, block hash, chunk id)` when a chunk is given to a key."""
